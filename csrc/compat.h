@@ -1,0 +1,163 @@
+// Every name that differs between PyTorch releases, or that PyTorch keeps private, and nothing else.
+//
+// Reads torch 2.13 and 2.14. The private fields are reached through explicit instantiation, which the
+// language allows to name them ([temp.spec]/6); no offset is assumed, so a renamed field is a compile error.
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/version.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+
+#ifdef TENSORPLAY_COMPAT_INNER  // asked for only where inner tensors are read: these headers are slow to parse
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+
+#include <string_view>
+#include <typeinfo>
+#endif
+
+#if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 13 || TORCH_VERSION_MINOR > 14
+#error "tensorplay reads the object layout of torch 2.13 and 2.14; install one of them and build again"
+#endif
+
+// expose_NAME() yields the pointer to a private member of CLASS.
+#define TENSORPLAY_EXPOSE(NAME, CLASS, MEMBER)         \
+  namespace tensorplay::compat::detail {               \
+  struct NAME##Tag {                                   \
+    friend constexpr auto expose_##NAME(NAME##Tag);    \
+  };                                                   \
+  template <auto Member>                               \
+  struct NAME##Exposer {                               \
+    friend constexpr auto expose_##NAME(NAME##Tag) {   \
+      return Member;                                   \
+    }                                                  \
+  };                                                   \
+  template struct NAME##Exposer<&CLASS::MEMBER>;       \
+  }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wnon-template-friend"
+#endif
+TENSORPLAY_EXPOSE(combined_refcount, c10::intrusive_ptr_target, combined_refcount_)
+TENSORPLAY_EXPOSE(device_opt, c10::TensorImpl, device_opt_)
+TENSORPLAY_EXPOSE(sizes_and_strides, c10::TensorImpl, sizes_and_strides_)
+TENSORPLAY_EXPOSE(storage_offset, c10::TensorImpl, storage_offset_)
+TENSORPLAY_EXPOSE(numel, c10::TensorImpl, numel_)
+TENSORPLAY_EXPOSE(data_type, c10::TensorImpl, data_type_)
+TENSORPLAY_EXPOSE(matches_policy, c10::TensorImpl, matches_policy)
+TENSORPLAY_EXPOSE(layout_impl, c10::TensorImpl, layout_impl)
+TENSORPLAY_EXPOSE(size_bytes, c10::StorageImpl, size_bytes_)
+TENSORPLAY_EXPOSE(data_ptr, c10::StorageImpl, data_ptr_)
+TENSORPLAY_EXPOSE(throw_on_immutable, c10::StorageImpl, throw_on_immutable_data_ptr_)
+TENSORPLAY_EXPOSE(throw_on_mutable, c10::StorageImpl, throw_on_mutable_data_ptr_)
+#ifdef TENSORPLAY_COMPAT_INNER
+TENSORPLAY_EXPOSE(sparse_indices, at::SparseTensorImpl, indices_)
+TENSORPLAY_EXPOSE(sparse_values, at::SparseTensorImpl, values_)
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#undef TENSORPLAY_EXPOSE
+
+namespace tensorplay::compat {
+
+// c10/util/intrusive_ptr.h: strong count in the low 32 bits, weak count above it, one bit says "has a PyObject".
+struct RefCounts {
+  uint32_t strong;
+  uint32_t weak;  // weak references alone: the 1 that all strong references share is taken off
+};
+
+inline RefCounts ref_counts(const c10::intrusive_ptr_target& target) {
+  const uint64_t both =
+      (target.*expose_combined_refcount(detail::combined_refcountTag{})).load(std::memory_order_relaxed);
+  const uint32_t strong = c10::detail::refcount(both);
+  const uint32_t weak = c10::detail::weakcount(both);
+  return {strong, weak - (strong > 0 && weak > 0 ? 1U : 0U)};
+}
+
+// The impl's own device field. TensorImpl::device() may call into Python or a virtual override instead.
+inline std::optional<c10::Device> own_device(const c10::TensorImpl& impl) {
+  return impl.*expose_device_opt(detail::device_optTag{});
+}
+
+// Raw geometry: what sizes_default() would return, without its check for symbolic sizes.
+inline const c10::impl::SizesAndStrides& own_geometry(const c10::TensorImpl& impl) {
+  return impl.*expose_sizes_and_strides(detail::sizes_and_stridesTag{});
+}
+inline int64_t own_storage_offset(const c10::TensorImpl& impl) {
+  return impl.*expose_storage_offset(detail::storage_offsetTag{});
+}
+inline int64_t own_numel(const c10::TensorImpl& impl) { return impl.*expose_numel(detail::numelTag{}); }
+inline caffe2::TypeMeta own_dtype(const c10::TensorImpl& impl) {
+  return impl.*expose_data_type(detail::data_typeTag{});
+}
+
+inline bool custom_strides(const c10::TensorImpl& impl) {
+  return (impl.*expose_matches_policy(detail::matches_policyTag{}))(
+      c10::TensorImpl::SizesStridesPolicy::CustomStrides);
+}
+inline bool custom_sizes(const c10::TensorImpl& impl) {
+  return (impl.*expose_matches_policy(detail::matches_policyTag{}))(
+      c10::TensorImpl::SizesStridesPolicy::CustomSizes);
+}
+
+// The compressed sparse layouts share their keys; only this virtual tells them apart. It never enters Python.
+inline c10::Layout compressed_layout(const c10::TensorImpl& impl) {
+  return (impl.*expose_layout_impl(detail::layout_implTag{}))();
+}
+
+inline const c10::SymInt& own_nbytes(const c10::StorageImpl& storage) {
+  return storage.*expose_size_bytes(detail::size_bytesTag{});
+}
+// StorageImpl::data_ptr() throws for some storages; the field itself never does, and never materialises.
+inline const at::DataPtr& own_data_ptr(const c10::StorageImpl& storage) {
+  return storage.*expose_data_ptr(detail::data_ptrTag{});
+}
+inline bool throws_on_read(const c10::StorageImpl& storage) {
+  return storage.*expose_throw_on_immutable(detail::throw_on_immutableTag{});
+}
+inline bool throws_on_write(const c10::StorageImpl& storage) {
+  return storage.*expose_throw_on_mutable(detail::throw_on_mutableTag{});
+}
+
+// The counter's address: two tensors share their version exactly when these are equal. Its only member is the
+// intrusive_ptr, whose only member is the pointer (c10/core/TensorImpl.h, VariableVersion).
+inline const void* version_counter_address(const c10::VariableVersion& version) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  const void* address = nullptr;
+  std::memcpy(&address, &version, sizeof(address));
+  return address;
+}
+
+#ifdef TENSORPLAY_COMPAT_INNER
+// The accessors of the same name return a Tensor by value, which would count as an owner.
+inline const at::Tensor& sparse_indices(const at::SparseTensorImpl& impl) {
+  return impl.*expose_sparse_indices(detail::sparse_indicesTag{});
+}
+inline const at::Tensor& sparse_values(const at::SparseTensorImpl& impl) {
+  return impl.*expose_sparse_values(detail::sparse_valuesTag{});
+}
+
+// ATen/functorch/TensorWrapper.h cannot be included: it needs nlohmann/json, which PyTorch's wheels do not bring. The
+// wrapped tensor is the class's first member after TensorImpl; a test compares it with functorch's own answer.
+struct FunctorchWrapperMirror : c10::TensorImpl {
+  at::Tensor value;
+};
+inline const at::Tensor* functorch_value(const c10::TensorImpl& impl) {
+  if (std::string_view(typeid(impl).name()) != "N2at8functorch13TensorWrapperE") return nullptr;
+  return &static_cast<const FunctorchWrapperMirror&>(impl).value;
+}
+#endif
+
+}  // namespace tensorplay::compat

@@ -1,0 +1,208 @@
+#include "extent.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdlib>
+#include <numeric>
+
+namespace tensorplay {
+namespace {
+
+struct Dim {
+  int64_t size;
+  int64_t stride;  // magnitude: reflecting a dimension moves its cells, their number stays
+};
+
+bool is_empty(DimSpan sizes) {
+  return std::any_of(sizes.begin(), sizes.end(), [](int64_t n) { return n == 0; });
+}
+
+// Dimensions that move, smallest stride first.
+std::vector<Dim> moving_dims(DimSpan sizes, DimSpan strides) {
+  std::vector<Dim> dims;
+  dims.reserve(sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && strides[i] != 0) dims.push_back({sizes[i], std::abs(strides[i])});
+  }
+  std::sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
+  return dims;
+}
+
+// A bit a cell. Each dimension ors shifted copies of what is there, doubling their number in each step.
+class CellBitmap {
+ public:
+  explicit CellBitmap(int64_t cells) : words_(static_cast<size_t>((cells + 63) / 64), 0) { words_[0] = 1; }
+
+  void repeat(int64_t size, int64_t stride) {
+    for (int64_t copies = 1; copies < size;) {
+      const int64_t added = std::min(copies, size - copies);
+      or_shifted(added * stride);
+      copies += added;
+    }
+  }
+
+  int64_t count() const {
+    return std::accumulate(words_.begin(), words_.end(), int64_t{0},
+                           [](int64_t sum, uint64_t word) { return sum + std::popcount(word); });
+  }
+
+ private:
+  // From the top down, so that every source word is still the old one.
+  void or_shifted(int64_t cells) {
+    const auto whole = static_cast<size_t>(cells / 64);
+    const int bits = static_cast<int>(cells % 64);
+    for (size_t to = words_.size(); to-- > whole;) {
+      uint64_t moved = words_[to - whole] << bits;
+      if (bits != 0 && to > whole) moved |= words_[to - whole - 1] >> (64 - bits);
+      words_[to] |= moved;
+    }
+  }
+
+  std::vector<uint64_t> words_;
+};
+
+bool follows_order(DimSpan sizes, DimSpan strides, std::span<const size_t> fastest_first) {
+  int64_t expected = 1;
+  for (const size_t dim : fastest_first) {
+    if (sizes[dim] == 1) continue;
+    if (strides[dim] != expected) return false;
+    expected *= sizes[dim];
+  }
+  return true;
+}
+
+int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }
+int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
+
+struct IndexSearch {
+  DimSpan sizes;
+  DimSpan strides;
+  std::vector<int64_t> reach_low;  // lowest and highest sum the dimensions from i on can add
+  std::vector<int64_t> reach_high;
+  std::vector<int64_t> index;
+  int64_t max_count;
+  int64_t visits_left = 100'000;  // bounds the backtracking on strides made to be hard
+  CellIndex found{};
+
+  bool done() { return found.count >= max_count || visits_left-- <= 0; }
+
+  void descend(size_t dim, int64_t rest) {
+    if (done()) return;
+    if (dim == sizes.size()) {
+      if (rest == 0 && found.count++ == 0) found.first = index;
+      return;
+    }
+    int64_t low = 0;
+    int64_t high = sizes[dim] - 1;
+    if (const int64_t stride = strides[dim]; stride != 0) {
+      // i x stride must leave what the later dimensions can make up.
+      const int64_t least = rest - reach_high[dim + 1];
+      const int64_t most = rest - reach_low[dim + 1];
+      low = std::max(low, stride > 0 ? ceil_div(least, stride) : ceil_div(most, stride));
+      high = std::min(high, stride > 0 ? floor_div(most, stride) : floor_div(least, stride));
+    }
+    for (int64_t i = low; i <= high && !done(); ++i) {
+      index[dim] = i;
+      descend(dim + 1, rest - i * strides[dim]);
+    }
+  }
+};
+
+}  // namespace
+
+std::optional<int64_t> count_elements(DimSpan sizes) {
+  if (is_empty(sizes)) return 0;
+  int64_t count = 1;
+  for (const int64_t n : sizes) {
+    if (__builtin_mul_overflow(count, n, &count)) return std::nullopt;
+  }
+  return count;
+}
+
+std::optional<CellRange> cell_range(DimSpan sizes, DimSpan strides, int64_t offset) {
+  if (is_empty(sizes)) return CellRange{offset, offset};
+  CellRange range{offset, offset};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t step = 0;
+    if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step)) return std::nullopt;
+    int64_t& side = step < 0 ? range.begin : range.end;
+    if (__builtin_add_overflow(side, step, &side)) return std::nullopt;
+  }
+  if (__builtin_add_overflow(range.end, 1, &range.end)) return std::nullopt;
+  return range;
+}
+
+std::optional<int64_t> distinct_cells(DimSpan sizes, DimSpan strides, int64_t max_cells) {
+  if (is_empty(sizes)) return 0;
+  std::vector<Dim> dims = moving_dims(sizes, strides);
+  int64_t unit = 0;
+  for (const Dim& dim : dims) unit = std::gcd(unit, dim.stride);
+
+  // While the cells so far form one unbroken run, a stride within it only lengthens the run; a stride past all of
+  // them makes separate copies. What is neither needs the bitmap.
+  int64_t count = 1;
+  int64_t extent = 1;
+  bool easy = true;
+  for (Dim& dim : dims) {
+    dim.stride /= unit;
+    int64_t step = 0;
+    if (__builtin_mul_overflow(dim.size - 1, dim.stride, &step)) return std::nullopt;
+    const bool run = count == extent;
+    const bool within = dim.stride <= extent;
+    if (__builtin_add_overflow(extent, step, &extent)) return std::nullopt;
+    if (within && run && dim.stride <= count) {
+      count = extent;
+    } else if (!within || dim.stride == extent - step) {
+      if (__builtin_mul_overflow(count, dim.size, &count)) return std::nullopt;
+    } else {
+      easy = false;
+    }
+  }
+  if (easy) return count;
+  if (extent > max_cells) return std::nullopt;
+  CellBitmap cells(extent);
+  for (const Dim& dim : dims) cells.repeat(dim.size, dim.stride);
+  return cells.count();
+}
+
+bool is_contiguous(DimSpan sizes, DimSpan strides) {
+  if (is_empty(sizes)) return true;
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+MemoryFormat memory_format(DimSpan sizes, DimSpan strides) {
+  if (is_contiguous(sizes, strides)) return MemoryFormat::kContiguous;
+  constexpr std::array<size_t, 4> kNhwc{1, 3, 2, 0};
+  constexpr std::array<size_t, 5> kNdhwc{1, 4, 3, 2, 0};
+  if (sizes.size() == 4 && follows_order(sizes, strides, kNhwc)) return MemoryFormat::kChannelsLast;
+  if (sizes.size() == 5 && follows_order(sizes, strides, kNdhwc)) return MemoryFormat::kChannelsLast3d;
+  int64_t expected = 1;
+  for (const Dim& dim : moving_dims(sizes, strides)) {
+    if (dim.stride != expected) return MemoryFormat::kStrided;
+    expected *= dim.size;
+  }
+  return count_elements(sizes) == expected ? MemoryFormat::kPermuted : MemoryFormat::kStrided;
+}
+
+CellIndex index_of_cell(DimSpan sizes, DimSpan strides, int64_t cell, int64_t max_count) {
+  if (is_empty(sizes)) return {};
+  const size_t dims = sizes.size();
+  IndexSearch search{sizes, strides, std::vector<int64_t>(dims + 1, 0), std::vector<int64_t>(dims + 1, 0),
+                     std::vector<int64_t>(dims, 0), max_count};
+  for (size_t i = dims; i-- > 0;) {
+    const int64_t step = (sizes[i] - 1) * strides[i];
+    search.reach_low[i] = search.reach_low[i + 1] + std::min<int64_t>(step, 0);
+    search.reach_high[i] = search.reach_high[i + 1] + std::max<int64_t>(step, 0);
+  }
+  search.descend(0, cell);
+  return search.found;
+}
+
+}  // namespace tensorplay

@@ -1,0 +1,389 @@
+#include "read.h"
+
+#include <ATen/MapAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/SymInt.h>
+#include <c10/core/impl/COWDeleter.h>
+#include <libshm.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+
+#include "../compat.h"
+
+namespace tensorplay {
+namespace {
+
+using torch::autograd::AutogradMeta;
+using torch::autograd::DifferentiableViewMeta;
+
+constexpr auto kNoType = c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES;
+
+// The device whose kernels a backend bit selects (c10/core/DispatchKey.h, BackendComponent).
+c10::DeviceType backend_device_type(c10::BackendComponent component) {
+  switch (component) {
+#define TENSORPLAY_BACKEND(name)              \
+  case c10::BackendComponent::name##Bit: \
+    return c10::DeviceType::name;
+    TENSORPLAY_BACKEND(CPU)
+    TENSORPLAY_BACKEND(CUDA)
+    TENSORPLAY_BACKEND(HIP)
+    TENSORPLAY_BACKEND(XLA)
+    TENSORPLAY_BACKEND(MPS)
+    TENSORPLAY_BACKEND(IPU)
+    TENSORPLAY_BACKEND(XPU)
+    TENSORPLAY_BACKEND(HPU)
+    TENSORPLAY_BACKEND(VE)
+    TENSORPLAY_BACKEND(Lazy)
+    TENSORPLAY_BACKEND(MTIA)
+    TENSORPLAY_BACKEND(MAIA)
+    TENSORPLAY_BACKEND(PrivateUse1)
+    TENSORPLAY_BACKEND(Meta)
+#undef TENSORPLAY_BACKEND
+    default:
+      return kNoType;
+  }
+}
+
+// The deleter of InefficientStdFunctionContext is a function no header names: take it from a sample.
+c10::DeleterFnPtr callback_deleter() {
+  static const c10::DeleterFnPtr deleter = [] {
+    int owned = 0;
+    return c10::InefficientStdFunctionContext::makeDataPtr(&owned, [](void*) {}, c10::Device(c10::kCPU))
+        .get_deleter();
+  }();
+  return deleter;
+}
+
+c10::DeleterFnPtr cpu_deleter() {
+  static const c10::DeleterFnPtr deleter = c10::GetDefaultCPUAllocator()->raw_deleter();
+  return deleter;
+}
+
+std::string expression(const c10::SymInt& value) {
+  std::ostringstream text;
+  text << value;
+  return std::move(text).str();
+}
+
+void read_symbolic(const c10::TensorImpl& impl, TensorFacts& facts) {
+  auto symbolic = std::make_unique<SymbolicFacts>();
+  for (const c10::SymInt& size : impl.sym_sizes_default()) symbolic->shape.push_back(expression(size));
+  for (const c10::SymInt& step : impl.sym_strides_default()) symbolic->stride.push_back(expression(step));
+  symbolic->storage_offset = expression(impl.sym_storage_offset_default());
+  symbolic->numel = expression(impl.sym_numel_default());
+  facts.symbolic = std::move(symbolic);
+}
+
+void read_geometry(const c10::TensorImpl& impl, TensorFacts& facts) {
+  ImplFacts& out = facts.impl;
+  const c10::DispatchKeySet keys = out.keys;
+  const bool python = keys.has(c10::DispatchKey::Python);
+  const bool custom_sizes = compat::custom_sizes(impl);
+  const bool custom_strides = compat::custom_strides(impl);
+  out.shape_absence = Absence::kNone;
+  out.stride_absence = Absence::kNone;
+  out.python_decides_shape = python && custom_strides && !impl.has_symbolic_sizes_strides();
+  if (impl.has_symbolic_sizes_strides()) {
+    read_symbolic(impl, facts);
+    out.shape_absence = out.stride_absence = Absence::kSymbolic;
+    return;
+  }
+  if (facts.kind == Kind::kUndefined) {
+    out.shape_absence = out.stride_absence = Absence::kUndefinedTensor;
+    return;
+  }
+  if (custom_sizes && !python && facts.kind == Kind::kNested) {
+    out.shape_absence = out.stride_absence = Absence::kNestedShape;
+    return;
+  }
+  const c10::impl::SizesAndStrides& raw = compat::own_geometry(impl);
+  const c10::IntArrayRef sizes = raw.sizes_arrayref();
+  out.shape.assign(sizes.begin(), sizes.end());
+  out.storage_offset = compat::own_storage_offset(impl);
+  out.numel = compat::own_numel(impl);
+  if (custom_strides && !python) {
+    if (facts.kind == Kind::kSparseCoo || facts.kind == Kind::kSparseCompressed) {
+      out.stride_absence = Absence::kSparseStride;
+      return;
+    }
+    if (facts.kind == Kind::kMkldnn) {
+      out.stride_absence = Absence::kOpaqueStride;
+      return;
+    }
+  }
+  const c10::IntArrayRef strides = raw.strides_arrayref();
+  out.stride.assign(strides.begin(), strides.end());
+}
+
+Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
+  using Key = c10::DispatchKey;
+  const c10::DispatchKeySet keys = facts.impl.keys;
+  constexpr c10::DispatchKeySet kUnusual(
+      {Key::FuncTorchBatched, Key::BatchedNestedTensor, Key::FuncTorchGradWrapper, Key::Functionalize,
+       Key::Sparse, Key::SparseCsr, Key::MkldnnCPU, Key::NestedTensor, Key::Quantized, Key::Python,
+       Key::ZeroTensor});
+  if (!keys.has_any(kUnusual)) [[likely]] {
+    if (keys.empty()) return Kind::kUndefined;
+    return facts.impl.device && facts.impl.device->is_meta() ? Kind::kMeta : Kind::kStrided;
+  }
+  if (keys.has(Key::FuncTorchBatched) || keys.has(Key::BatchedNestedTensor)) return Kind::kBatched;
+  if (keys.has(Key::FuncTorchGradWrapper)) return Kind::kFunctorchWrapper;
+  const bool python = keys.has(Key::Python);
+  if (keys.has(Key::Functionalize) && !python) return Kind::kFunctional;
+  if (!python) {
+    if (impl.is_sparse()) return Kind::kSparseCoo;
+    if (impl.is_sparse_compressed()) return Kind::kSparseCompressed;
+    if (impl.is_mkldnn()) return Kind::kMkldnn;
+    if (impl.is_nested()) return Kind::kNested;
+    if (impl.is_quantized()) return Kind::kQuantized;
+  } else if (facts.has_storage && facts.data.pointer == nullptr) {
+    const bool meta_storage = facts.data.device.is_meta();
+    const bool meta_impl = facts.impl.device && facts.impl.device->is_meta();
+    if (meta_storage && !meta_impl) return Kind::kFake;
+    if (impl.is_nested()) return Kind::kNestedJagged;
+    return facts.storage.nbytes > 0 || facts.storage.symbolic ? Kind::kWrapperSubclass
+           : meta_impl                                       ? Kind::kMeta
+                                                             : Kind::kStrided;
+  } else if (!facts.has_storage) {
+    return Kind::kWrapperSubclass;
+  }
+  if (keys.has(Key::ZeroTensor)) return Kind::kZeroTensor;
+  return facts.impl.device && facts.impl.device->is_meta() ? Kind::kMeta : Kind::kStrided;
+}
+
+void read_shared_memory(const at::DataPtr& data, DataFacts& out) {
+  auto shared = std::make_unique<SharedMemoryFacts>();
+  // The manager's socket is a member of THManagedMapAllocator's private base; only its handle is public there.
+  if (const auto* managed = THManagedMapAllocator::fromDataPtr(data)) {
+    shared->handle = managed->filename();
+    shared->manager = managed->manager_handle();
+    shared->mapped_nbytes = managed->size();
+    shared->counted = true;
+  } else if (const auto* counted = at::RefcountedMapAllocator::fromDataPtr(data)) {
+    shared->handle = counted->filename();
+    shared->mapped_nbytes = counted->size();
+    shared->fd = counted->fd();
+    shared->counted = true;
+  } else if (const auto* mapped = at::MapAllocator::fromDataPtr(data)) {
+    shared->handle = mapped->filename();
+    shared->mapped_nbytes = mapped->size();
+    shared->fd = mapped->fd();
+  } else {
+    return;
+  }
+  out.origin = DataOrigin::kMapped;
+  out.shared_memory = std::move(shared);
+}
+
+void read_data(const at::DataPtr& data, DataFacts& out) {
+  out.pointer = data.get();
+  out.context = data.get_context();
+  const c10::DeleterFnPtr deleter = data.get_deleter();
+  std::memcpy(&out.deleter, &deleter, sizeof(out.deleter));
+  out.device = data.device();
+  out.maker = nullptr;
+  out.shared_memory.reset();
+  if (deleter == cpu_deleter()) [[likely]] {
+    out.origin = out.pointer == nullptr ? DataOrigin::kNone : DataOrigin::kCpuAllocator;
+    return;
+  }
+  if (out.pointer == nullptr) {
+    out.origin = DataOrigin::kNone;
+    return;
+  }
+  if (deleter == callback_deleter()) {
+    const auto* context = static_cast<const c10::InefficientStdFunctionContext*>(out.context);
+    out.origin = DataOrigin::kCallback;
+    if (context != nullptr) out.maker = &context->deleter_.target_type();
+  } else if (deleter == &c10::impl::cow::cow_deleter) {
+    out.origin = DataOrigin::kCopyOnWrite;
+  } else if (deleter == nullptr || deleter == &c10::detail::deleteNothing) {
+    out.origin = DataOrigin::kBorrowed;
+  } else {
+    out.origin = DataOrigin::kOther;
+    read_shared_memory(data, out);
+  }
+}
+
+void read_storage(const c10::StorageImpl& storage, TensorFacts& facts) {
+  StorageFacts& out = facts.storage;
+  out.address = &storage;
+  out.type = &typeid(storage);
+  const compat::RefCounts counts = compat::ref_counts(storage);
+  out.use_count = counts.strong;
+  out.weak_count = counts.weak;
+  const c10::SymInt& nbytes = compat::own_nbytes(storage);
+  out.symbolic = nbytes.is_heap_allocated();
+  out.nbytes = out.symbolic ? 0 : nbytes.as_int_unchecked();
+  const at::Allocator* allocator = storage.allocator();
+  out.allocator = allocator;
+  out.allocator_type = allocator == nullptr ? nullptr : &typeid(*allocator);
+  out.resizable = storage.resizable();
+  out.has_materializer = storage.has_materializer();
+  out.throws_on_read = compat::throws_on_read(storage);
+  out.throws_on_write = compat::throws_on_write(storage);
+  out.has_python_wrapper = storage.pyobj_slot()->load_pyobj() != nullptr;
+  read_data(compat::own_data_ptr(storage), facts.data);
+  out.copy_on_write = facts.data.origin == DataOrigin::kCopyOnWrite;
+}
+
+bool is_python_node(const std::type_info& type) {
+  // PyNode's type_info is hidden in libtorch_python, so that every library has its own: names are compared.
+  return std::strcmp(type.name(), "N5torch8autograd6PyNodeE") == 0;
+}
+
+void read_grad_fn(const AutogradMeta& meta, ImplFacts& out) {
+  const torch::autograd::Node* node = meta.grad_fn_.get();
+  if (node == nullptr) return;
+  out.grad_fn = node;
+  out.grad_fn_type = &typeid(*node);
+  if (is_python_node(*out.grad_fn_type)) out.grad_fn_python_name = node->name();
+}
+
+void read_view(const DifferentiableViewMeta& view, ImplFacts& out) {
+  if (!view.has_bw_view()) {
+    if (view.has_fw_view()) out.base = view.get_forward_view().base_.unsafeGetTensorImpl();
+    read_grad_fn(view, out);
+    return;
+  }
+  const at::Tensor& base = view.get_backward_view().base_;
+  out.base = base.unsafeGetTensorImpl();
+  out.creation_meta = static_cast<uint8_t>(view.get_creation_meta());
+  // The same condition under which Variable::grad_fn() rebuilds the node (torch/csrc/autograd/variable.cpp).
+  const bool has_history = view.grad_fn_.get() != nullptr || base.requires_grad();
+  out.grad_fn_stale =
+      has_history && out.version_counter != nullptr && view.get_attr_version() != out.version;
+  if (!out.grad_fn_stale) {
+    read_grad_fn(view, out);
+    return;
+  }
+  // Another thread may be rebuilding it now. Waiting could deadlock: that thread may want the GIL we hold.
+  const std::unique_lock<std::mutex> lock(view.mutex_, std::try_to_lock);
+  if (lock.owns_lock()) read_grad_fn(view, out);
+}
+
+void read_autograd(const c10::TensorImpl& impl, ImplFacts& out) {
+  out.grad_fn = nullptr;
+  out.grad_fn_type = nullptr;
+  out.grad_fn_python_name.clear();
+  out.grad_fn_stale = false;
+  out.output_nr = 0;
+  out.requires_grad = false;
+  out.is_leaf = true;
+  out.is_view = false;
+  out.base = nullptr;
+  out.creation_meta.reset();
+  const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
+  if (meta == nullptr) return;
+  out.requires_grad = meta->requires_grad();
+  out.output_nr = meta->output_nr_;
+  out.is_view = meta->is_view_;
+  if (meta->is_view_) {
+    read_view(static_cast<const DifferentiableViewMeta&>(*meta), out);
+  } else {
+    read_grad_fn(*meta, out);
+  }
+  out.is_leaf = out.grad_fn == nullptr;
+}
+
+void read_impl(const c10::TensorImpl& impl, ImplFacts& out) {
+  out.address = &impl;
+  out.type = &typeid(impl);
+  const compat::RefCounts counts = compat::ref_counts(impl);
+  out.use_count = counts.strong;
+  out.weak_count = counts.weak;
+  out.dtype = compat::own_dtype(impl);
+  out.itemsize = static_cast<uint32_t>(out.dtype.itemsize());
+  out.device = compat::own_device(impl);
+  out.keys = impl.key_set();
+  const c10::DeviceType backend = backend_device_type(out.keys.highestBackendKey());
+  out.backend = backend == kNoType ? std::nullopt : std::optional(backend);
+  out.is_conj = out.keys.has(c10::DispatchKey::Conjugate);
+  out.is_neg = out.keys.has(c10::DispatchKey::Negative);
+  out.is_wrapped_number = impl.is_wrapped_number();
+  const c10::VariableVersion& version = impl.version_counter();
+  out.version_counter = compat::version_counter_address(version);
+  out.version = out.version_counter == nullptr ? 0 : version.current_version();
+  // TensorImpl::is_inference() is not const.
+  out.is_inference = !out.keys.has_any(c10::inplace_or_view_ks) &&
+                     !out.keys.has_any(c10::autograd_dispatch_keyset) && !out.keys.empty();
+  read_autograd(impl, out);
+}
+
+c10::Layout layout_of(const c10::TensorImpl& impl, Kind kind) {
+  switch (kind) {
+    case Kind::kSparseCoo:
+      return c10::kSparse;
+    case Kind::kSparseCompressed:
+      return compat::compressed_layout(impl);
+    case Kind::kMkldnn:
+      return c10::kMkldnn;
+    case Kind::kNestedJagged:
+      return c10::kJagged;
+    default:
+      return c10::kStrided;
+  }
+}
+
+std::optional<int64_t> times(std::optional<int64_t> cells, uint32_t itemsize) {
+  int64_t bytes = 0;
+  if (!cells || __builtin_mul_overflow(*cells, static_cast<int64_t>(itemsize), &bytes)) return std::nullopt;
+  return bytes;
+}
+
+}  // namespace
+
+void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts) {
+  facts.symbolic.reset();
+  read_impl(impl, facts.impl);
+  const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  facts.has_storage = storage != nullptr;
+  if (storage != nullptr) read_storage(*storage, facts);
+  facts.kind = classify(impl, facts);
+  facts.impl.layout = layout_of(impl, facts.kind);
+  read_geometry(impl, facts);
+  if (facts.has_storage && facts.storage.symbolic) {
+    if (!facts.symbolic) facts.symbolic = std::make_unique<SymbolicFacts>();
+    facts.symbolic->storage_nbytes = expression(compat::own_nbytes(*storage));
+  }
+}
+
+std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts) {
+  const bool answers = facts.has_storage && facts.has_geometry() && !facts.storage.symbolic &&
+                       !facts.storage.throws_on_read && impl.has_storage();
+  if (!answers || (facts.data.pointer == nullptr && facts.kind != Kind::kStrided)) return std::nullopt;
+  return impl.data();
+}
+
+std::optional<int64_t> TensorFacts::needed_nbytes() const {
+  if (!has_geometry()) return std::nullopt;
+  if (impl.numel == 0) return 0;
+  const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
+  return times(range ? std::optional(range->end) : std::nullopt, impl.itemsize);
+}
+
+std::optional<int64_t> TensorFacts::first_byte() const {
+  if (!has_geometry()) return std::nullopt;
+  const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
+  return times(range ? std::optional(range->begin) : std::nullopt, impl.itemsize);
+}
+
+std::optional<int64_t> TensorFacts::visible_nbytes() const {
+  if (!has_geometry()) return std::nullopt;
+  return times(distinct_cells(shape(), stride()), impl.itemsize);
+}
+
+std::optional<uint64_t> TensorFacts::data_address() const {
+  if (!has_storage || !has_geometry()) return std::nullopt;
+  if (impl.numel == 0) return 0;
+  return reinterpret_cast<uint64_t>(data.pointer) +
+         static_cast<uint64_t>(impl.storage_offset) * static_cast<uint64_t>(impl.itemsize);
+}
+
+}  // namespace tensorplay

@@ -1,0 +1,34 @@
+// Reads a live tensor into a record.
+//
+// Refuses to run any operator, to call a virtual that can enter Python, to materialise a storage, to bump a version,
+// to rebuild a grad_fn or to touch a reference count. Depends on c10, ATen/core and autograd's own headers.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/TensorImpl.h>
+
+#include <vector>
+
+#include "records.h"
+
+namespace tensorplay {
+
+// Needs: the caller keeps `impl` alive. Needs the GIL only where sizes are symbolic (their expressions are printed by
+// Python) or the grad_fn is a Python autograd.Function (its class is named). Allocates only in those cases, for
+// tensors of more than 6 dimensions, and for shared memory.
+void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts);
+
+// A tensor that another one is made of.
+struct InnerTensor {
+  const char* role;  // what it is to the outer one: value, indices, values, ...
+  const c10::TensorImpl* impl;
+};
+
+// The tensors inside a batched, functorch, functional, sparse or nested tensor, outermost only; empty for the rest.
+// Valid while the outer tensor is alive.
+std::vector<InnerTensor> inner_tensors(const at::TensorBase& tensor, Kind kind);
+
+// Where TensorImpl itself says the data is, by its own arithmetic; absent where asking would throw.
+std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts);
+
+}  // namespace tensorplay

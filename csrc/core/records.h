@@ -1,0 +1,183 @@
+// What one probe read of a tensor, layer by layer. Plain structs: no Python, no references to the tensor.
+//
+// Pointers in a record are addresses to compare and print, never to follow: the tensor may be gone by then. The
+// exceptions are std::type_info pointers, which live as long as the library that defines the type.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/Layout.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/typeid.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include "extent.h"
+
+namespace tensorplay {
+
+// What kind of tensor this is: by key set, device labels and pointer (docs/explanation/kinds.md).
+enum class Kind : uint8_t {
+  kUndefined,
+  kStrided,
+  kMeta,              // shape without memory, by design
+  kZeroTensor,        // all zero without memory (forward AD)
+  kFake,              // FakeTensor: claims a device, its storage is on meta
+  kWrapperSubclass,   // Python key, no memory of its own
+  kNestedJagged,      // the same, for torch.nested's jagged layout
+  kFunctional,        // functionalization's C++ wrapper
+  kBatched,           // inside vmap
+  kFunctorchWrapper,  // inside torch.func.grad, vjp, jvp
+  kSparseCoo,
+  kSparseCompressed,  // CSR, CSC, BSR, BSC: the layout says which
+  kMkldnn,
+  kNested,  // strided nested tensor
+  kQuantized,
+};
+
+// Why a record has no answer for a field.
+enum class Absence : uint8_t {
+  kNone,  // it has one
+  kNoStorage,
+  kUndefinedTensor,
+  kNestedShape,
+  kSparseStride,
+  kOpaqueStride,
+  kInferenceVersion,
+  kSymbolic,
+  kOverflow,
+  kTooHard,
+  kStaleGradFn,
+  kNoDevice,
+  kNoBackend,
+};
+
+using Dims = c10::SmallVector<int64_t, 6>;
+
+// Expressions in place of numbers, where sizes are symbolic.
+struct SymbolicFacts {
+  std::vector<std::string> shape;
+  std::vector<std::string> stride;
+  std::string storage_offset;
+  std::string numel;
+  std::string storage_nbytes;
+};
+
+// c10::TensorImpl and the AutogradMeta it owns.
+struct ImplFacts {
+  const void* address = nullptr;
+  const std::type_info* type = nullptr;
+  uint32_t use_count = 0;
+  uint32_t weak_count = 0;
+
+  Dims shape;                  // invalid unless shape_absence == kNone
+  Dims stride;                 // invalid unless stride_absence == kNone
+  int64_t storage_offset = 0;  // elements; invalid where shape is
+  int64_t numel = 0;           // invalid where shape is
+  Absence shape_absence = Absence::kNone;
+  Absence stride_absence = Absence::kNone;
+  bool python_decides_shape = false;  // the Python subclass answers .shape itself and may say otherwise
+
+  caffe2::TypeMeta dtype;
+  uint32_t itemsize = 0;
+  std::optional<c10::Device> device;      // device_opt_, the impl's own label
+  std::optional<c10::DeviceType> backend; // the device the key set's highest backend bit computes on
+  c10::Layout layout = c10::kStrided;
+  c10::DispatchKeySet keys;
+
+  const void* version_counter = nullptr;  // equal for tensors that share a counter; null for inference tensors
+  uint32_t version = 0;                   // valid when version_counter is set
+
+  const void* grad_fn = nullptr;
+  const std::type_info* grad_fn_type = nullptr;
+  std::string grad_fn_python_name;  // set for nodes of Python's autograd.Function
+  bool grad_fn_stale = false;       // PyTorch rebuilds grad_fn on its next read: leaf-ness is not known until then
+  uint32_t output_nr = 0;
+  bool requires_grad = false;
+  bool is_leaf = true;  // invalid when grad_fn_stale
+
+  bool is_view = false;
+  const void* base = nullptr;           // TensorImpl of the root base
+  std::optional<uint8_t> creation_meta; // torch::autograd::CreationMeta; views only
+
+  bool is_conj = false;
+  bool is_neg = false;
+  bool is_inference = false;
+  bool is_wrapped_number = false;
+};
+
+// How the storage reaches other processes, where it does.
+struct SharedMemoryFacts {
+  std::string handle;   // file name of the mapping
+  std::string manager;  // torch_shm_manager's socket, file_system strategy only
+  int fd = -1;          // file_descriptor strategy
+  int64_t mapped_nbytes = 0;
+  bool counted = false;  // the mapping carries its own reference count (RefcountedMapAllocator)
+};
+
+struct StorageFacts {
+  const void* address = nullptr;
+  const std::type_info* type = nullptr;
+  int64_t nbytes = 0;  // invalid when symbolic
+  bool symbolic = false;
+  uint32_t use_count = 0;
+  uint32_t weak_count = 0;
+  const void* allocator = nullptr;
+  const std::type_info* allocator_type = nullptr;
+  bool resizable = false;
+  bool copy_on_write = false;
+  bool has_materializer = false;
+  bool throws_on_read = false;
+  bool throws_on_write = false;
+  bool has_python_wrapper = false;  // a live torch.UntypedStorage object is one of the owners
+  bool received_from_process = false;
+};
+
+// What the deleter says about who owns the memory.
+enum class DataOrigin : uint8_t {
+  kNone,           // null pointer
+  kCpuAllocator,   // PyTorch's own CPU allocator
+  kBorrowed,       // from_blob without a deleter: nobody here frees it
+  kCallback,       // from_blob with a callable: `maker` names it
+  kMapped,         // a mapped file or shared memory
+  kCopyOnWrite,
+  kOther,
+};
+
+struct DataFacts {
+  const void* pointer = nullptr;
+  const void* context = nullptr;
+  const void* deleter = nullptr;
+  c10::Device device{c10::DeviceType::CPU};
+  DataOrigin origin = DataOrigin::kNone;
+  const std::type_info* maker = nullptr;  // kCallback: type of the callable that frees the memory
+  std::unique_ptr<SharedMemoryFacts> shared_memory;
+};
+
+struct TensorFacts {
+  Kind kind = Kind::kUndefined;
+  bool has_storage = false;
+  ImplFacts impl;
+  StorageFacts storage;  // invalid unless has_storage
+  DataFacts data;        // invalid unless has_storage
+  std::unique_ptr<SymbolicFacts> symbolic;
+
+  bool has_shape() const { return impl.shape_absence == Absence::kNone; }
+  bool has_geometry() const { return has_shape() && impl.stride_absence == Absence::kNone; }
+  DimSpan shape() const { return {impl.shape.data(), impl.shape.size()}; }
+  DimSpan stride() const { return {impl.stride.data(), impl.stride.size()}; }
+
+  // Bytes from the storage's start to the end of the last element reached: what reading the tensor needs.
+  std::optional<int64_t> needed_nbytes() const;
+  std::optional<int64_t> first_byte() const;
+  std::optional<int64_t> visible_nbytes() const;  // different bytes reached
+  // storage pointer + offset x itemsize, what Tensor.data_ptr() answers (0 for a tensor without elements).
+  std::optional<uint64_t> data_address() const;
+};
+
+}  // namespace tensorplay

@@ -1,0 +1,184 @@
+// The extension module tensorplay._C.
+#include <Python.h>
+// Python.h first, as CPython asks.
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "../core/read.h"
+#include "record.h"
+#include "unpack.h"
+#include "tensorplay_build_info.h"  // written by setup.py
+#include "values.h"
+
+namespace tensorplay::python {
+namespace {
+
+const at::Tensor* need_tensor(PyObject* object) {
+  const at::Tensor* tensor = unpack_tensor(object);
+  if (tensor == nullptr) {
+    PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %.200s", Py_TYPE(object)->tp_name);
+  }
+  return tensor;
+}
+
+bool need_arguments(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char* call) {
+  if (given >= least && given <= most) return true;
+  PyErr_Format(PyExc_TypeError, "wrong number of arguments: %s", call);
+  return false;
+}
+
+// A C++ exception must not cross into the interpreter.
+template <class Body>
+PyObject* guarded(Body body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+bool read_integers(PyObject* sequence, std::vector<int64_t>& out) {
+  PyObject* fast = PySequence_Fast(sequence, "expected a sequence of int");
+  if (fast == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
+    const long long value = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
+    if (value == -1 && PyErr_Occurred() != nullptr) {
+      Py_DECREF(fast);
+      return false;
+    }
+    out.push_back(value);
+  }
+  Py_DECREF(fast);
+  return true;
+}
+
+bool read_geometry(PyObject* sizes, PyObject* strides, std::vector<int64_t>& out_sizes,
+                   std::vector<int64_t>& out_strides) {
+  if (!read_integers(sizes, out_sizes) || !read_integers(strides, out_strides)) return false;
+  bool valid = out_sizes.size() == out_strides.size();
+  for (const int64_t size : out_sizes) valid = valid && size >= 0;
+  if (!valid) PyErr_SetString(PyExc_ValueError, "shape and stride need one length and no negative size");
+  return valid;
+}
+
+PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 1, 2, "read(tensor, observer_refs=1)")) return nullptr;
+  const at::Tensor* tensor = need_tensor(args[0]);
+  if (tensor == nullptr) return nullptr;
+  const Py_ssize_t observer_refs = count > 1 ? PyLong_AsSsize_t(args[1]) : 1;
+  if (observer_refs == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  return make_record(*tensor->unsafeGetTensorImpl(), args[0], observer_refs);
+}
+
+PyObject* is_tensor(PyObject*, PyObject* object) { return boolean(unpack_tensor(object) != nullptr); }
+
+PyObject* read_inner(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    if (tensor == nullptr) return nullptr;
+    TensorFacts facts;
+    read_tensor(*tensor->unsafeGetTensorImpl(), facts);
+    PyObject* list = PyList_New(0);
+    for (const InnerTensor& inner : inner_tensors(*tensor, facts.kind)) {
+      PyObject* record = list == nullptr ? nullptr : make_record(*inner.impl, nullptr, 0);
+      PyObject* pair = record == nullptr ? nullptr : Py_BuildValue("(sN)", inner.role, record);
+      const int failed = pair == nullptr ? -1 : PyList_Append(list, pair);
+      Py_XDECREF(pair);
+      if (failed != 0) {
+        Py_XDECREF(list);
+        return nullptr;
+      }
+    }
+    return list;
+  });
+}
+
+PyObject* impl_data_address(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    if (tensor == nullptr) return nullptr;
+    TensorFacts facts;
+    read_tensor(*tensor->unsafeGetTensorImpl(), facts);
+    const auto data = impl_data(*tensor->unsafeGetTensorImpl(), facts);
+    return data ? PyLong_FromUnsignedLongLong(reinterpret_cast<uintptr_t>(*data)) : none();
+  });
+}
+
+PyObject* extent_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 3, 3, "extent_of(shape, stride, storage_offset)")) return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+    if (!read_geometry(args[0], args[1], sizes, strides)) return nullptr;
+    const long long offset = PyLong_AsLongLong(args[2]);
+    if (offset == -1 && PyErr_Occurred() != nullptr) return nullptr;
+    const auto range = cell_range(sizes, strides, offset);
+    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N}", "begin", optional_integer(range ? std::optional(range->begin) : std::nullopt),
+                         "end", optional_integer(range ? std::optional(range->end) : std::nullopt), "distinct",
+                         optional_integer(distinct_cells(sizes, strides)), "contiguous",
+                         boolean(is_contiguous(sizes, strides)), "memory_format",
+                         interned(memory_format_name(memory_format(sizes, strides))));
+  });
+}
+
+PyObject* index_of_cell(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 3, 3, "index_of_cell(shape, stride, cell)")) return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+    if (!read_geometry(args[0], args[1], sizes, strides)) return nullptr;
+    const long long cell = PyLong_AsLongLong(args[2]);
+    if (cell == -1 && PyErr_Occurred() != nullptr) return nullptr;
+    const CellIndex found = tensorplay::index_of_cell(sizes, strides, cell);
+    return Py_BuildValue("(NN)", found.count == 0 ? none() : integers(found.first), integer(found.count));
+  });
+}
+
+PyMethodDef methods[] = {
+    {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(read)), METH_FASTCALL,
+     "read(tensor, observer_refs=1, /)\n--\n\nRead all four layers of one tensor."},
+    {"is_tensor", is_tensor, METH_O, "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
+    {"read_inner", read_inner, METH_O,
+     "read_inner(tensor, /)\n--\n\nRead the tensors that a batched, functorch, functional, sparse or nested one wraps."},
+    {"impl_data_address", impl_data_address, METH_O,
+     "impl_data_address(tensor, /)\n--\n\nAnswer TensorImpl::data(), or None where asking would throw."},
+    {"extent_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(extent_of)), METH_FASTCALL,
+     "extent_of(shape, stride, storage_offset, /)\n--\n\nAnswer which cells of a storage a geometry reaches."},
+    {"index_of_cell", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(index_of_cell)), METH_FASTCALL,
+     "index_of_cell(shape, stride, cell, /)\n--\n\nFind the indices that reach one cell, counted from the offset."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "tensorplay._C", "Native probes of TensorPlay.", -1, methods, nullptr, nullptr, nullptr,
+    nullptr,
+};
+
+bool add_build_info(PyObject* module) {
+  PyObject* info = Py_BuildValue("{s:s,s:i,s:s,s:s,s:l}", "torch", TENSORPLAY_BUILT_TORCH, "cxx11_abi",
+                                 TENSORPLAY_BUILT_CXX11_ABI, "python", TENSORPLAY_BUILT_PYTHON, "compiler",
+                                 TENSORPLAY_BUILT_COMPILER, "cxx_standard", static_cast<long>(__cplusplus));
+  PyObject* frozen = info == nullptr ? nullptr : PyDictProxy_New(info);
+  Py_XDECREF(info);
+  const int failed = frozen == nullptr ? -1 : PyModule_AddObjectRef(module, "BUILD_INFO", frozen);
+  Py_XDECREF(frozen);
+  return failed == 0;
+}
+
+}  // namespace
+}  // namespace tensorplay::python
+
+PyMODINIT_FUNC PyInit__C() {
+  using namespace tensorplay::python;
+  PyObject* module = PyModule_Create(&definition);
+  if (module == nullptr) return nullptr;
+  if (!init_unpack() || !init_record_types(module) || !add_build_info(module)) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

@@ -1,0 +1,118 @@
+"""Build the native probes: find torch, list the sources. Everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import setup
+
+ROOT = Path(__file__).parent
+SUPPORTED = ("2.13", "2.14")
+
+
+def import_torch():
+    """Import the torch this build is for: the build environment's, else the target environment's."""
+    # pip's isolated build keeps the target's prefix: appended, so that the build environment goes first.
+    target = sysconfig.get_path("purelib")
+    if target not in sys.path:
+        sys.path.append(target)
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit(
+            f"tensorplay-probe: no torch to build against ({error}).\n"
+            "  Install it in this environment first: pip install torch==2.13.0\n"
+            "  With uv or poetry, build without isolation: uv pip install --no-build-isolation ."
+        )
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in SUPPORTED:
+        sys.exit(
+            f"tensorplay-probe: torch {torch.__version__} is not supported, "
+            f"only {' and '.join(SUPPORTED)}: pip install torch==2.13.0"
+        )
+    return torch
+
+
+if platform.system() != "Linux" or platform.machine() != "x86_64" or not (3, 10) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(
+        "tensorplay-probe: only CPython 3.10-3.13 on Linux x86-64 is supported, this is "
+        f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+torch = import_torch()
+if (ccache := shutil.which("ccache")) and "CXX" not in os.environ:
+    # Under a compiler's name ccache acts as that compiler; torch takes CXX for one word.
+    masquerade = ROOT / "build" / "ccache" / "c++"
+    masquerade.parent.mkdir(parents=True, exist_ok=True)
+    masquerade.unlink(missing_ok=True)
+    masquerade.symlink_to(ccache)
+    os.environ["CXX"] = str(masquerade)
+    os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # its check follows the link and finds ccache
+
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
+
+
+def compiler_name() -> str:
+    command = os.environ.get("CXX", "c++")
+    return subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+
+CXX_STANDARD = 202002
+BUILD_INFO = {
+    "torch": torch.__version__,
+    "cxx11_abi": int(torch.compiled_with_cxx11_abi()),
+    "python": platform.python_version(),
+    "compiler": compiler_name(),
+    "cxx_standard": CXX_STANDARD,
+}
+
+
+class BuildWithInfo(BuildExtension):
+    """Write beside the extension the same facts that it carries inside."""
+
+    def run(self) -> None:
+        super().run()
+        path = Path(self.get_ext_fullpath("tensorplay._C")).parent / "_build_info.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'"""What _C was built for; written by setup.py."""\n\nBUILD_INFO = {BUILD_INFO!r}\n')
+
+
+def write_build_header() -> Path:
+    """Put the facts where module.cpp includes them; left alone when equal, so that nothing is compiled again."""
+    path = ROOT / "build" / "generated" / "tensorplay_build_info.h"
+    quoted = {key: f'"{value}"' if isinstance(value, str) else value for key, value in BUILD_INFO.items()}
+    text = "#pragma once\n" + "".join(f"#define TENSORPLAY_BUILT_{key.upper()} {value}\n" for key, value in quoted.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return path
+
+
+flags = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# The same folders again as system ones: warnings are for our own code.
+flags += [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]]
+if os.environ.get("TENSORPLAY_WERROR") == "1":
+    flags.append("-Werror")
+if sanitize := os.environ.get("TENSORPLAY_SANITIZE"):
+    flags += [f"-fsanitize={sanitize}", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1"]
+
+setup(
+    ext_modules=[
+        CppExtension(
+            "tensorplay._C",
+            sources=sorted(str(path.relative_to(ROOT)) for room in ("core", "python")
+                           for path in (ROOT / "csrc" / room).glob("*.cpp")),
+            depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),
+            include_dirs=[str(write_build_header().parent)],
+            libraries=["shm"],
+            extra_compile_args=flags,
+            extra_link_args=["-Wl,--as-needed", *([f"-fsanitize={sanitize}"] if sanitize else [])],
+        )
+    ],
+    cmdclass={"build_ext": BuildWithInfo},
+)
