@@ -155,7 +155,7 @@ struct FunctorchWrapperMirror : c10::TensorImpl {
   at::Tensor value;
 };
 inline const at::Tensor* functorch_value(const c10::TensorImpl& impl) {
-  if (std::string_view(typeid(impl).name()) != "N2at8functorch13TensorWrapperE") return nullptr;
+  if (std::string_view(typeid(impl).name()) != "N2at9functorch13TensorWrapperE") return nullptr;
   return &static_cast<const FunctorchWrapperMirror&>(impl).value;
 }
 #endif

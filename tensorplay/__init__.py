@@ -1,1 +1,55 @@
-"""placeholder"""
+"""AddressSanitizer for tensors: what a live PyTorch tensor really is, who shares its memory and what is wrong with it.
+
+Public names are imported when they are first used; the native extension is loaded and checked then too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "InconsistentTensor": "errors",
+    "LoadError": "errors",
+    "TargetError": "errors",
+    "TensorPlayError": "errors",
+    "UnknownCode": "errors",
+    "Finding": "layers",
+    "Report": "layers",
+    "TensorRecord": "layers",
+    "Verdict": "layers",
+    "check": "inspection",
+    "inspect": "inspection",
+    "inspect_data_ptr": "inspection",
+    "inspect_storage_device": "inspection",
+    "inspect_tensor_memory": "inspection",
+    "verify_data_ptr_consistency": "inspection",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:
+    from tensorplay.errors import InconsistentTensor, LoadError, TargetError, TensorPlayError, UnknownCode
+    from tensorplay.inspection import (
+        check,
+        inspect,
+        inspect_data_ptr,
+        inspect_storage_device,
+        inspect_tensor_memory,
+        verify_data_ptr_consistency,
+    )
+    from tensorplay.layers import Finding, Report, TensorRecord, Verdict
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tensorplay' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tensorplay.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

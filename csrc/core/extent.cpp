@@ -72,43 +72,6 @@ bool follows_order(DimSpan sizes, DimSpan strides, std::span<const size_t> faste
   return true;
 }
 
-int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }
-int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
-
-struct IndexSearch {
-  DimSpan sizes;
-  DimSpan strides;
-  std::vector<int64_t> reach_low;  // lowest and highest sum the dimensions from i on can add
-  std::vector<int64_t> reach_high;
-  std::vector<int64_t> index;
-  int64_t max_count;
-  int64_t visits_left = 100'000;  // bounds the backtracking on strides made to be hard
-  CellIndex found{};
-
-  bool done() { return found.count >= max_count || visits_left-- <= 0; }
-
-  void descend(size_t dim, int64_t rest) {
-    if (done()) return;
-    if (dim == sizes.size()) {
-      if (rest == 0 && found.count++ == 0) found.first = index;
-      return;
-    }
-    int64_t low = 0;
-    int64_t high = sizes[dim] - 1;
-    if (const int64_t stride = strides[dim]; stride != 0) {
-      // i x stride must leave what the later dimensions can make up.
-      const int64_t least = rest - reach_high[dim + 1];
-      const int64_t most = rest - reach_low[dim + 1];
-      low = std::max(low, stride > 0 ? ceil_div(least, stride) : ceil_div(most, stride));
-      high = std::min(high, stride > 0 ? floor_div(most, stride) : floor_div(least, stride));
-    }
-    for (int64_t i = low; i <= high && !done(); ++i) {
-      index[dim] = i;
-      descend(dim + 1, rest - i * strides[dim]);
-    }
-  }
-};
-
 }  // namespace
 
 std::optional<int64_t> count_elements(DimSpan sizes) {
@@ -189,20 +152,6 @@ MemoryFormat memory_format(DimSpan sizes, DimSpan strides) {
     expected *= dim.size;
   }
   return count_elements(sizes) == expected ? MemoryFormat::kPermuted : MemoryFormat::kStrided;
-}
-
-CellIndex index_of_cell(DimSpan sizes, DimSpan strides, int64_t cell, int64_t max_count) {
-  if (is_empty(sizes)) return {};
-  const size_t dims = sizes.size();
-  IndexSearch search{sizes, strides, std::vector<int64_t>(dims + 1, 0), std::vector<int64_t>(dims + 1, 0),
-                     std::vector<int64_t>(dims, 0), max_count};
-  for (size_t i = dims; i-- > 0;) {
-    const int64_t step = (sizes[i] - 1) * strides[i];
-    search.reach_low[i] = search.reach_low[i + 1] + std::min<int64_t>(step, 0);
-    search.reach_high[i] = search.reach_high[i + 1] + std::max<int64_t>(step, 0);
-  }
-  search.descend(0, cell);
-  return search.found;
 }
 
 }  // namespace tensorplay

@@ -43,12 +43,4 @@ bool is_contiguous(DimSpan sizes, DimSpan strides);
 
 MemoryFormat memory_format(DimSpan sizes, DimSpan strides);
 
-// The indices that reach one cell (counted from offset): the first one in row-major order, and how many there are
-// in all, counting stops at max_count.
-struct CellIndex {
-  std::vector<int64_t> first;
-  int64_t count = 0;
-};
-CellIndex index_of_cell(DimSpan sizes, DimSpan strides, int64_t cell, int64_t max_count = 100);
-
 }  // namespace tensorplay

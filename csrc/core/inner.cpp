@@ -7,7 +7,7 @@ namespace tensorplay {
 namespace {
 
 void add(std::vector<InnerTensor>& found, const char* role, const at::TensorBase& tensor) {
-  if (tensor.defined()) found.push_back({role, tensor.unsafeGetTensorImpl()});
+  if (tensor.defined()) found.push_back({role, &tensor});
 }
 
 }  // namespace

@@ -143,13 +143,14 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
     if (impl.is_nested()) return Kind::kNested;
     if (impl.is_quantized()) return Kind::kQuantized;
   } else if (facts.has_storage && facts.data.pointer == nullptr) {
-    const bool meta_storage = facts.data.device.is_meta();
-    const bool meta_impl = facts.impl.device && facts.impl.device->is_meta();
-    if (meta_storage && !meta_impl) return Kind::kFake;
     if (impl.is_nested()) return Kind::kNestedJagged;
+    // A FakeTensor is meta all through, but for the backend bits of the device it stands for. Over a meta device it
+    // looks like any other wrapper: python/ asks its class.
+    const bool meta_backend = facts.impl.backend == c10::DeviceType::Meta;
+    if (facts.data.device.is_meta() && !meta_backend) return Kind::kFake;
     return facts.storage.nbytes > 0 || facts.storage.symbolic ? Kind::kWrapperSubclass
-           : meta_impl                                       ? Kind::kMeta
-                                                             : Kind::kStrided;
+           : meta_backend                                     ? Kind::kMeta
+                                                              : Kind::kStrided;
   } else if (!facts.has_storage) {
     return Kind::kWrapperSubclass;
   }
@@ -352,6 +353,11 @@ void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts) {
     if (!facts.symbolic) facts.symbolic = std::make_unique<SymbolicFacts>();
     facts.symbolic->storage_nbytes = expression(compat::own_nbytes(*storage));
   }
+}
+
+const at::TensorBase* grad_of(const c10::TensorImpl& impl) {
+  const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
+  return meta != nullptr && meta->grad_.defined() ? &meta->grad_ : nullptr;
 }
 
 std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts) {

@@ -21,12 +21,21 @@ void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts);
 // A tensor that another one is made of.
 struct InnerTensor {
   const char* role;  // what it is to the outer one: value, indices, values, ...
-  const c10::TensorImpl* impl;
+  const at::TensorBase* tensor;
 };
+
+// Whether tensors of this kind are made of others that C++ can name.
+constexpr bool has_inner(Kind kind) {
+  return kind == Kind::kBatched || kind == Kind::kFunctorchWrapper || kind == Kind::kFunctional ||
+         kind == Kind::kSparseCoo || kind == Kind::kSparseCompressed || kind == Kind::kNested;
+}
 
 // The tensors inside a batched, functorch, functional, sparse or nested tensor, outermost only; empty for the rest.
 // Valid while the outer tensor is alive.
 std::vector<InnerTensor> inner_tensors(const at::TensorBase& tensor, Kind kind);
+
+// The gradient that autograd keeps for the tensor, or null. Valid while the tensor is alive and its .grad is not set.
+const at::TensorBase* grad_of(const c10::TensorImpl& impl);
 
 // Where TensorImpl itself says the data is, by its own arithmetic; absent where asking would throw.
 std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts);

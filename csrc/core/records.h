@@ -27,7 +27,7 @@ enum class Kind : uint8_t {
   kStrided,
   kMeta,              // shape without memory, by design
   kZeroTensor,        // all zero without memory (forward AD)
-  kFake,              // FakeTensor: claims a device, its storage is on meta
+  kFake,              // FakeTensor: all on meta, with the backend bits of the device it stands for
   kWrapperSubclass,   // Python key, no memory of its own
   kNestedJagged,      // the same, for torch.nested's jagged layout
   kFunctional,        // functionalization's C++ wrapper
@@ -86,7 +86,7 @@ struct ImplFacts {
   caffe2::TypeMeta dtype;
   uint32_t itemsize = 0;
   std::optional<c10::Device> device;      // device_opt_, the impl's own label
-  std::optional<c10::DeviceType> backend; // the device the key set's highest backend bit computes on
+  std::optional<c10::DeviceType> backend;  // the device the key set's highest backend bit computes on
   c10::Layout layout = c10::kStrided;
   c10::DispatchKeySet keys;
 

@@ -71,29 +71,19 @@ PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (tensor == nullptr) return nullptr;
   const Py_ssize_t observer_refs = count > 1 ? PyLong_AsSsize_t(args[1]) : 1;
   if (observer_refs == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  return make_record(*tensor->unsafeGetTensorImpl(), args[0], observer_refs);
+  return make_record(*tensor, args[0], observer_refs);
 }
 
 PyObject* is_tensor(PyObject*, PyObject* object) { return boolean(unpack_tensor(object) != nullptr); }
 
-PyObject* read_inner(PyObject*, PyObject* object) {
+PyObject* read_grad(PyObject*, PyObject* object) {
   return guarded([&]() -> PyObject* {
     const at::Tensor* tensor = need_tensor(object);
     if (tensor == nullptr) return nullptr;
-    TensorFacts facts;
-    read_tensor(*tensor->unsafeGetTensorImpl(), facts);
-    PyObject* list = PyList_New(0);
-    for (const InnerTensor& inner : inner_tensors(*tensor, facts.kind)) {
-      PyObject* record = list == nullptr ? nullptr : make_record(*inner.impl, nullptr, 0);
-      PyObject* pair = record == nullptr ? nullptr : Py_BuildValue("(sN)", inner.role, record);
-      const int failed = pair == nullptr ? -1 : PyList_Append(list, pair);
-      Py_XDECREF(pair);
-      if (failed != 0) {
-        Py_XDECREF(list);
-        return nullptr;
-      }
-    }
-    return list;
+    const at::TensorBase* grad = grad_of(*tensor->unsafeGetTensorImpl());
+    if (grad == nullptr) return none();
+    // The gradient may have no Python object yet; asking for .grad would make one.
+    return make_record(*grad, grad->unsafeGetTensorImpl()->pyobj_slot()->load_pyobj(), 0);
   });
 }
 
@@ -125,31 +115,16 @@ PyObject* extent_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-PyObject* index_of_cell(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 3, 3, "index_of_cell(shape, stride, cell)")) return nullptr;
-  return guarded([&]() -> PyObject* {
-    std::vector<int64_t> sizes;
-    std::vector<int64_t> strides;
-    if (!read_geometry(args[0], args[1], sizes, strides)) return nullptr;
-    const long long cell = PyLong_AsLongLong(args[2]);
-    if (cell == -1 && PyErr_Occurred() != nullptr) return nullptr;
-    const CellIndex found = tensorplay::index_of_cell(sizes, strides, cell);
-    return Py_BuildValue("(NN)", found.count == 0 ? none() : integers(found.first), integer(found.count));
-  });
-}
-
 PyMethodDef methods[] = {
     {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(read)), METH_FASTCALL,
      "read(tensor, observer_refs=1, /)\n--\n\nRead all four layers of one tensor."},
     {"is_tensor", is_tensor, METH_O, "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
-    {"read_inner", read_inner, METH_O,
-     "read_inner(tensor, /)\n--\n\nRead the tensors that a batched, functorch, functional, sparse or nested one wraps."},
+    {"read_grad", read_grad, METH_O,
+     "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, or None, without making a Python object."},
     {"impl_data_address", impl_data_address, METH_O,
      "impl_data_address(tensor, /)\n--\n\nAnswer TensorImpl::data(), or None where asking would throw."},
     {"extent_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(extent_of)), METH_FASTCALL,
      "extent_of(shape, stride, storage_offset, /)\n--\n\nAnswer which cells of a storage a geometry reaches."},
-    {"index_of_cell", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(index_of_cell)), METH_FASTCALL,
-     "index_of_cell(shape, stride, cell, /)\n--\n\nFind the indices that reach one cell, counted from the offset."},
     {nullptr, nullptr, 0, nullptr},
 };
 

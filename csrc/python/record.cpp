@@ -1,6 +1,6 @@
 #include "record.h"
 
-#include <c10/core/TensorImpl.h>
+#include <ATen/core/TensorBase.h>
 #include <structmember.h>
 
 #include <exception>
@@ -17,6 +17,7 @@ struct Record {
   PyObject_HEAD
   TensorFacts facts;
   PythonFacts python;
+  PyObject* inner;  // tuple of (role, TensorRecord), or null for none
 };
 
 // One of a record's layers: a window on the record, which it keeps alive.
@@ -74,6 +75,7 @@ void free_record(PyObject* self) {
   auto* record = reinterpret_cast<Record*>(self);
   Py_XDECREF(record->python.type);
   Py_XDECREF(record->python.module);
+  Py_XDECREF(record->inner);
   record->facts.~TensorFacts();
   PyObject_Free(self);
   Py_DECREF(type);
@@ -154,8 +156,6 @@ PyGetSetDef python_fields[] = {
     FIELD(has_weakrefs, return boolean(r.python.has_weakrefs);, "Whether Python weak references point at it."),
     FIELD(slot_is_self, return boolean(r.python.slot_is_self);,
           "Whether the impl's PyObject slot names this object."),
-    FIELD(uninitialized, return boolean(r.python.uninitialized);,
-          "Whether it is an UninitializedParameter or UninitializedBuffer."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -303,9 +303,14 @@ PyGetSetDef extent_fields[] = {
 #define RECORD_FIELD(NAME, BODY, DOC) \
   {#NAME, record_field<[](const Record& r) -> PyObject* { BODY }>, nullptr, DOC, nullptr}
 
+// The class decides where the C++ facts alone cannot.
+PyObject* kind(const Record& record) {
+  if (record.python.uninitialized) return interned("uninitialized");
+  return interned(kind_name(record.python.fake ? Kind::kFake : record.facts.kind));
+}
+
 PyGetSetDef record_fields[] = {
-    RECORD_FIELD(kind, if (r.python.uninitialized) return text("uninitialized");
-                 return interned(kind_name(r.facts.kind));, "What kind of tensor this is."),
+    RECORD_FIELD(kind, return kind(r);, "What kind of tensor this is."),
     RECORD_FIELD(python, return r.python.id == 0 ? none() : make_layer(python_type, r);,
                  "The Python object, or None."),
     RECORD_FIELD(impl, return make_layer(impl_type, r);, "The c10::TensorImpl."),
@@ -314,6 +319,8 @@ PyGetSetDef record_fields[] = {
     RECORD_FIELD(data, return r.facts.has_storage ? make_layer(data_type, r) : none();, "The at::DataPtr, or None."),
     RECORD_FIELD(extent, return r.facts.has_geometry() ? make_layer(extent_type, r) : none();,
                  "The bytes reached, or None."),
+    RECORD_FIELD(inner, return r.inner == nullptr ? PyTuple_New(0) : Py_NewRef(r.inner);,
+                 "(role, TensorRecord) of each tensor this one is made of."),
     RECORD_FIELD(absent, return absent(r);, "Field path to the reason why it is None."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -343,6 +350,7 @@ bool read_python(PyObject* object, const c10::TensorImpl& impl, Py_ssize_t obser
   out.refcount = Py_REFCNT(object) - observer_refs;
   out.slot_is_self = impl.pyobj_slot()->load_pyobj() == object;
   out.uninitialized = is_uninitialized(object);
+  out.fake = impl.key_set().has(c10::DispatchKey::Python) && is_fake(object);
   if (type->tp_weaklistoffset > 0) out.has_weakrefs = *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
   if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) {  // torch.Tensor itself and its subclasses are heap types
     out.type = PyUnicode_FromString(type->tp_name);
@@ -354,6 +362,23 @@ bool read_python(PyObject* object, const c10::TensorImpl& impl, Py_ssize_t obser
   if (own == nullptr && PyErr_Occurred() != nullptr) return false;
   if (own != nullptr && PyUnicode_CheckExact(own)) out.module = Py_NewRef(own);
   return true;
+}
+
+// Null with an exception set on failure.
+PyObject* read_inner(const at::TensorBase& tensor, Kind kind) {
+  const std::vector<InnerTensor> found = inner_tensors(tensor, kind);
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(found.size()));
+  for (size_t i = 0; tuple != nullptr && i < found.size(); ++i) {
+    PyObject* object = found[i].tensor->unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+    PyObject* record = make_record(*found[i].tensor, object, 0);
+    PyObject* pair = record == nullptr ? nullptr : Py_BuildValue("(sN)", found[i].role, record);
+    if (pair == nullptr) {
+      Py_CLEAR(tuple);
+      break;
+    }
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), pair);
+  }
+  return tuple;
 }
 
 }  // namespace
@@ -378,20 +403,22 @@ bool init_record_types(PyObject* module) {
          storage_type != nullptr && data_type != nullptr && extent_type != nullptr && shared_memory_type != nullptr;
 }
 
-PyObject* make_record(const c10::TensorImpl& impl, PyObject* object, Py_ssize_t observer_refs) {
+PyObject* make_record(const at::TensorBase& tensor, PyObject* object, Py_ssize_t observer_refs) {
   auto* record = PyObject_New(Record, record_type);
   if (record == nullptr) return nullptr;
   new (&record->facts) TensorFacts();
   new (&record->python) PythonFacts();
+  record->inner = nullptr;
   auto* made = reinterpret_cast<PyObject*>(record);
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   try {
     read_tensor(impl, record->facts);
+    if (has_inner(record->facts.kind)) record->inner = read_inner(tensor, record->facts.kind);
   } catch (const std::exception& error) {
     PyErr_Format(PyExc_RuntimeError, "tensorplay could not read this tensor: %s", error.what());
-    Py_DECREF(made);
-    return nullptr;
   }
-  if (object != nullptr && !read_python(object, impl, observer_refs, record->python)) {
+  if (PyErr_Occurred() != nullptr ||
+      (object != nullptr && !read_python(object, impl, observer_refs, record->python))) {
     Py_DECREF(made);
     return nullptr;
   }

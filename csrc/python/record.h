@@ -8,8 +8,8 @@
 
 #include "../core/records.h"
 
-namespace c10 {
-struct TensorImpl;
+namespace at {
+class TensorBase;
 }
 
 namespace tensorplay::python {
@@ -23,14 +23,15 @@ struct PythonFacts {
   bool has_weakrefs = false;
   bool slot_is_self = false;   // the impl's PyObject slot names this very object
   bool uninitialized = false;  // torch.nn.UninitializedParameter or Buffer
+  bool fake = false;           // torch's FakeTensor
 };
 
 // Registers the types with the module; false with an exception set on failure.
 bool init_record_types(PyObject* module);
 
-// A new record of a tensor's impl. `object` is its Python object or null; `observer_refs` of the object's references
+// A new record of a tensor and of those inside it. `object` is its Python object or null; `observer_refs` of the object's references
 // belong to the probe and its callers. Null with an exception set on failure. Needs the GIL.
-PyObject* make_record(const c10::TensorImpl& impl, PyObject* object, Py_ssize_t observer_refs);
+PyObject* make_record(const at::TensorBase& tensor, PyObject* object, Py_ssize_t observer_refs);
 
 // The record inside a TensorRecord, or null (no exception) for any other object.
 const TensorFacts* record_facts(PyObject* object);

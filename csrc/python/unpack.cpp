@@ -5,7 +5,21 @@
 namespace tensorplay::python {
 namespace {
 
-PyTypeObject* uninitialized_class = nullptr;  // owned, never released
+// Both modules come with `import torch`. The references are kept for good.
+PyTypeObject* uninitialized_class = nullptr;
+PyTypeObject* fake_class = nullptr;
+
+PyTypeObject* import_class(const char* module_name, const char* class_name) {
+  PyObject* module = PyImport_ImportModule(module_name);
+  if (module == nullptr) return nullptr;
+  PyObject* found = PyObject_GetAttrString(module, class_name);
+  Py_DECREF(module);
+  if (found != nullptr && !PyType_Check(found)) {
+    PyErr_Format(PyExc_TypeError, "%s.%s is not a class", module_name, class_name);
+    Py_CLEAR(found);
+  }
+  return reinterpret_cast<PyTypeObject*>(found);
+}
 
 }  // namespace
 
@@ -21,13 +35,12 @@ const at::Tensor* unpack_tensor(PyObject* object) {
 
 bool is_uninitialized(PyObject* object) { return PyType_IsSubtype(Py_TYPE(object), uninitialized_class) != 0; }
 
+bool is_fake(PyObject* object) { return PyType_IsSubtype(Py_TYPE(object), fake_class) != 0; }
+
 bool init_unpack() {
-  PyObject* module = PyImport_ImportModule("torch.nn.parameter");
-  if (module == nullptr) return false;
-  PyObject* mixin = PyObject_GetAttrString(module, "UninitializedTensorMixin");
-  Py_DECREF(module);
-  uninitialized_class = reinterpret_cast<PyTypeObject*>(mixin);
-  return mixin != nullptr;
+  uninitialized_class = import_class("torch.nn.parameter", "UninitializedTensorMixin");
+  fake_class = uninitialized_class == nullptr ? nullptr : import_class("torch._subclasses.fake_tensor", "FakeTensor");
+  return fake_class != nullptr;
 }
 
 }  // namespace tensorplay::python

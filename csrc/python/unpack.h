@@ -16,6 +16,9 @@ const at::Tensor* unpack_tensor(PyObject* object);
 // True for torch.nn.UninitializedParameter and its buffer sibling. Needs the GIL.
 bool is_uninitialized(PyObject* object);
 
+// True for torch's FakeTensor. Needs the GIL.
+bool is_fake(PyObject* object);
+
 // Imports what the two above compare with; false with a Python exception set on failure.
 bool init_unpack();
 

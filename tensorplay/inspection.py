@@ -1,0 +1,355 @@
+"""inspect() and its kin: read each tensor natively, ask the rules, answer a report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from tensorplay._native import C
+from tensorplay.errors import InconsistentTensor
+from tensorplay.layers import Change, Document, Finding, Read, Report, TensorRecord, Truncated, Verdict
+from tensorplay.rules.registry import record_rules
+from tensorplay.selection import Caller, select_findings
+from tensorplay.walk import find_tensors
+from tensorplay.words import bytes_text
+
+__all__ = [
+    "MAX_TENSORS",
+    "check",
+    "inspect",
+    "inspect_data_ptr",
+    "inspect_storage_device",
+    "inspect_tensor_memory",
+    "verify_data_ptr_consistency",
+]
+
+MAX_TENSORS = 10_000
+"""How many tensors one call reads unless told otherwise."""
+
+_RULES = record_rules()
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+# The last document of each label. It holds addresses, no tensors.
+_history: dict[str, Document] = {}
+
+
+def inspect(
+    x: object, label: str | torch.Tensor | None = None, *, quiet: bool = False, max_tensors: int = MAX_TENSORS
+) -> Report:
+    """Read what a tensor, or every tensor in a container, really is; print it and answer the report.
+
+    Args:
+        x: a tensor, or anything that holds tensors: a module, an optimizer, a state dict, a dataclass, a list, nested.
+        label: a title. Asked again with the same one, only what changed since is printed, tensors being matched by
+            name; an equal address may belong to a new tensor, which the report then says. A tensor in this place is
+            read into the same report.
+        quiet: print nothing. Inside IPython nothing is printed either: the report shows itself.
+        max_tensors: read at most so many; the report says when it cut.
+
+    Returns:
+        The report: ``.records``, ``.findings``, ``str()``, ``.to_json()``.
+
+    Raises:
+        TypeError: there is no tensor in x.
+
+    Cost: constant for a tensor, O(n) for a container of n objects. Runs no operator, keeps no reference.
+
+    Source: c10/core/TensorImpl.h, c10/core/StorageImpl.h, torch/csrc/autograd/variable.h, torch 2.13 and 2.14.
+    """
+    caller = Caller.at(sys._getframe(1))
+    if type(x) in _PLAIN and (label is None or type(label) is str):
+        # This frame's argument and the call's own are the probe's references.
+        reads, truncated = [Read("x", C.read(x, 2))], None
+    else:
+        named = [("x", x)] if label is None or isinstance(label, str) else [("x", x), ("y", label)]
+        reads, truncated = _read_all(named, max_tensors, grads=False, root_refs=2)
+        if not reads:
+            raise TypeError(_nothing_found("inspect", x))
+        if len(named) == 1 and len(reads) > 1:
+            _rename(reads, caller.argument("x"))
+    findings = _find(reads)
+    fields: dict[str, Any] = {}
+    if findings or not quiet:
+        selection = select_findings(findings, caller=caller, report_unused=not quiet)
+        findings, fields = selection.findings, selection.fields()
+    if truncated is not None:
+        fields["truncated"] = truncated
+    report = Report(reads, findings, caller=caller, **fields)
+    if type(label) is str:
+        report = _compare_with_last(label, report)
+    if not quiet and not _in_ipython():
+        _print(report)
+    return report
+
+
+inspect_tensor_memory = inspect
+"""The same as inspect(), under the name that says it."""
+
+
+def check(
+    objs: object,
+    *,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    max_tensors: int = MAX_TENSORS,
+) -> Report:
+    """Run every rule over all tensors that some objects reach, and answer the report.
+
+    Args:
+        objs: one object, a list of them, or a dict of name to object: tensors, modules, optimizers, state dicts,
+            containers. What is not known is passed over.
+        select: codes or families (``TP102``, ``TP1``) to show, in place of the configuration's.
+        ignore: codes or families to hide, in place of the configuration's.
+        max_tensors: read at most so many; the report says when it cut.
+
+    Returns:
+        The report; its records include the gradients that autograd keeps. It prints nothing.
+
+    Raises:
+        UnknownCode: a selector names no rule.
+        TargetError: ``[tool.tensorplay]`` in pyproject.toml is not valid.
+
+    Cost: O(n) for n objects reached. Runs no operator, keeps no reference.
+
+    Source: as for inspect().
+    """
+    return _check(objs, Caller.at(sys._getframe(1)), select, ignore, max_tensors)
+
+
+def _check(
+    objs: object,
+    caller: Caller | None,
+    select: Sequence[str] | None,
+    ignore: Sequence[str] | None,
+    max_tensors: int = MAX_TENSORS,
+    name: str | None = None,
+) -> Report:
+    if type(objs) is dict and all(type(key) is str for key in objs):
+        named: list[tuple[str, object]] = list(objs.items())
+        root_refs = 1  # the pair in `named`
+    else:
+        root_refs = 3  # the same, and the argument of check() and of this
+        named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
+    reads, truncated = _read_all(named, max_tensors, grads=True, root_refs=root_refs)
+    selection = select_findings(_find(reads), select=select, ignore=ignore, caller=caller)
+    return Report(reads, selection.findings, truncated=truncated, **selection.fields())
+
+
+def inspect_data_ptr(x: torch.Tensor) -> Report:
+    """Read where a tensor's bytes are and who frees them.
+
+    Args:
+        x: a tensor of any kind.
+
+    Returns:
+        A report whose text shows the data layer alone: pointer, offset, device label, context, deleter, maker.
+
+    Raises:
+        TypeError: x is no tensor.
+
+    Cost: constant.
+
+    Source: c10/core/Allocator.h ``DataPtr``, c10/core/StorageImpl.h ``data_ptr_``, torch 2.13 and 2.14.
+    """
+    return _focused(x, "data", Caller.at(sys._getframe(1)))
+
+
+def inspect_storage_device(x: torch.Tensor) -> Report:
+    """Read the device facts PyTorch keeps of one tensor: impl, key set, DataPtr, allocator.
+
+    Args:
+        x: a tensor of any kind.
+
+    Returns:
+        A report whose text shows the four facts side by side; TP101 is among the findings where they disagree.
+
+    Raises:
+        TypeError: x is no tensor.
+
+    Cost: constant.
+
+    Source: c10/core/TensorImpl.h ``device_opt_``, ``key_set_``; c10/core/StorageImpl.h, torch 2.13 and 2.14.
+    """
+    return _focused(x, "devices", Caller.at(sys._getframe(1)))
+
+
+def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdict:
+    """Check that pointer, offset and bytes of a tensor fit each other.
+
+    Three equations: storage pointer + offset x itemsize = the impl's own data pointer; the first byte reached is not
+    before the storage; the last one is not after it. A kind that has no memory of its own has nothing to check and is
+    consistent, with that reason.
+
+    Args:
+        x: a tensor of any kind.
+        strict: raise instead of answering a false verdict.
+
+    Returns:
+        A verdict, true when all hold, with ``.reasons`` and ``.findings``.
+
+    Raises:
+        TypeError: x is no tensor.
+        InconsistentTensor: strict, and one of the three does not hold.
+
+    Cost: constant.
+
+    Source: c10/core/TensorImpl.h ``data()``, ``storage_offset_``; c10/core/StorageImpl.h ``size_bytes_``.
+    """
+    read = _one(x, "verify_data_ptr_consistency", 3)
+    caller = Caller.at(sys._getframe(1))
+    selection = select_findings(_find([read]), caller=caller, report_unused=False)
+    report = Report([read], selection.findings, caller=caller, **selection.fields())
+    ok, reasons = _consistency(report.records[0], C.impl_data_address(x))
+    if strict and not ok:
+        raise InconsistentTensor("; ".join(reasons))
+    return Verdict(ok, reasons, report)
+
+
+def _consistency(record: TensorRecord, own: int | None) -> tuple[bool, list[str]]:
+    extent, data, impl = record.extent, record.data, record.impl
+    if data is None or extent is None or extent.needed_nbytes is None or extent.storage_nbytes is None:
+        reasons = record.absent
+        why = next((reasons[key] for key in ("data", "extent", "extent.needed_nbytes") if key in reasons), None)
+        return True, [f"nothing to check: {why or record.absent.get('extent.storage_nbytes', record.kind)}"]
+    if record.kind not in ("strided", "quantized", "uninitialized"):
+        return True, [f"nothing to check: a {record.kind} tensor has no memory of its own"]
+    assert isinstance(impl.storage_offset, int) and extent.first_byte is not None
+    problems, facts = [], []
+    computed = data.pointer + impl.storage_offset * impl.itemsize
+    equation = f"{data.pointer:#x} + {impl.storage_offset} x {impl.itemsize} = {computed:#x}"
+    if own is not None and impl.numel != 0 and own != computed:
+        problems.append(f"storage pointer + offset x itemsize is {equation}, the impl answers {own:#x}")
+    else:
+        facts.append(f"storage pointer + offset x itemsize = data pointer: {equation}")
+    if extent.first_byte < 0:
+        problems.append(f"the first byte reached lies {bytes_text(-extent.first_byte)} before the storage")
+    if extent.needed_nbytes > extent.storage_nbytes:
+        problems.append(
+            f"the last byte reached is number {extent.needed_nbytes - 1}, the storage has {bytes_text(extent.storage_nbytes)}"
+        )
+    elif impl.numel == 0:
+        facts.append("no elements: no byte is reached")
+    else:
+        facts.append(
+            f"bytes {extent.first_byte} to {extent.needed_nbytes - 1} are inside the storage of "
+            f"{bytes_text(extent.storage_nbytes)}"
+        )
+    return (False, problems) if problems else (True, facts)
+
+
+def _one(x: object, call: str, observer_refs: int) -> Read:
+    if not C.is_tensor(x):
+        raise TypeError(_nothing_found(call, x, container=False))
+    return Read("x", C.read(x, observer_refs))
+
+
+def _focused(x: object, focus: str, caller: Caller) -> Report:
+    reads = [_one(x, f"inspect_{'data_ptr' if focus == 'data' else 'storage_device'}", 4)]
+    selection = select_findings(_find(reads), caller=caller, report_unused=False)
+    report = Report(reads, selection.findings, caller=caller, focus=focus, **selection.fields())
+    if not _in_ipython():
+        _print(report)
+    return report
+
+
+def _read_all(
+    named: list[tuple[str, object]], max_tensors: int, *, grads: bool, root_refs: int
+) -> tuple[list[Read], Truncated | None]:
+    reads: list[Read] = []
+    known: dict[int, Read] = {}
+    roots = {id(obj) for _, obj in named}
+    for path, tensor in find_tensors(named):
+        if (before := known.get(id(tensor))) is not None:
+            before.also.append(path)
+            continue
+        if len(reads) >= max_tensors:
+            return reads, Truncated(max_tensors=max_tensors)
+        # The walk, this loop and the call hold one reference each; a root is held by its callers' frames as well.
+        extra = root_refs if id(tensor) in roots else 0
+        read = known[id(tensor)] = Read(path, C.read(tensor, 3 + extra))
+        reads.append(read)
+        if grads and (grad := C.read_grad(tensor)) is not None:
+            reads.append(Read(f"{path}.grad", grad))
+    return reads, None
+
+
+def _rename(reads: list[Read], name: str) -> None:
+    for read in reads:
+        read.name = name + read.name[1:] if read.name.startswith("x") else read.name
+        read.also = [name + path[1:] if path.startswith("x") else path for path in read.also]
+
+
+def _find(reads: Iterable[Read]) -> tuple[Finding, ...]:
+    suspects: dict[int, list[TensorRecord]] = {}
+    for read in reads:
+        for number, rule in enumerate(_RULES):
+            if rule.suspects(read.record):
+                suspects.setdefault(number, []).append(read.model())
+        for _, inner in read.record.inner:
+            for number, rule in enumerate(_RULES):
+                if rule.suspects(inner):
+                    suspects.setdefault(number, []).append(read.model())
+    if not suspects:
+        return ()
+    return tuple(finding for number in sorted(suspects) for finding in _RULES[number].findings(suspects[number]))
+
+
+def _nothing_found(call: str, x: object, container: bool = True) -> str:
+    kind = type(x).__name__
+    if isinstance(x, torch.UntypedStorage):
+        return f"{call}() got an UntypedStorage: pass a tensor over it, torch.tensor([], dtype=...).set_(storage)"
+    if container:
+        return (
+            f"{call}() found no tensor in this {kind}: pass a torch.Tensor, or a module, optimizer, state dict, "
+            "dataclass, list or dict that holds some"
+        )
+    return f"{call}() takes a torch.Tensor, got {kind}"
+
+
+def _compare_with_last(label: str, report: Report) -> Report:
+    last = _history.get(label)
+    document = report.document
+    changes = None if last is None else tuple(_changes(last.records, document.records))
+    report.replace_document(label=label, changes=changes)
+    _history[label] = report.document
+    return report
+
+
+_LAYERS = ("python", "impl", "storage", "data", "extent")
+
+
+def _changes(before: Iterable[TensorRecord], after: Iterable[TensorRecord]) -> Iterable[Change]:
+    old = {record.name: record for record in before}
+    for record in after:
+        last = old.pop(record.name, None)
+        if last is None:
+            yield Change(name=record.name, field="record", before=None, after="new")
+            continue
+        if last.kind != record.kind:
+            yield Change(name=record.name, field="kind", before=last.kind, after=record.kind)
+        for layer in _LAYERS:
+            one, two = getattr(last, layer), getattr(record, layer)
+            if one is None or two is None:
+                if one is not two:
+                    yield Change(name=record.name, field=layer, before=one and "present", after=two and "present")
+                continue
+            for field in two.__struct_fields__:
+                if getattr(one, field) != getattr(two, field):
+                    yield Change(
+                        name=record.name, field=f"{layer}.{field}", before=getattr(one, field), after=getattr(two, field)
+                    )
+    for name in old:
+        yield Change(name=name, field="record", before="there", after=None)
+
+
+def _in_ipython() -> bool:
+    module = sys.modules.get("IPython")
+    return module is not None and module.get_ipython() is not None
+
+
+def _print(report: Report) -> None:
+    from tensorplay.render.text import print_report
+
+    print_report(report.document, sys.stderr)

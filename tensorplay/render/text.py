@@ -1,0 +1,458 @@
+"""A report as terminal text."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from tensorplay.layers import SEVERITIES, Change, Document, Finding, TensorRecord
+from tensorplay.render.strides import strides_picture
+from tensorplay.words import bytes_text, describe, plural, shape_text
+
+__all__ = ["print_report", "render", "render_finding"]
+
+_MOST_TREES = 3
+_MOST_ROWS = 50
+_MOST_PICTURE_ELEMENTS = 1 << 20
+_COLORS = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
+
+
+class _Encoded(io.StringIO):
+    """A string buffer that tells rich which characters its reader can show."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:
+        return self._encoding
+
+
+def render(
+    document: Document, *, width: int | None = None, color: bool = False, ascii: bool = False, addresses: bool = False
+) -> str:
+    """Answer a report as text; arguments as for Report.text()."""
+    buffer = _Encoded("ascii" if ascii else "utf-8")
+    columns = width or shutil.get_terminal_size((100, 24)).columns
+    console = Console(
+        file=buffer, width=columns, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
+    )
+    console.print(_Writer(document, columns, ascii, addresses).all(), soft_wrap=False)
+    return _trim(buffer.getvalue())
+
+
+def print_report(document: Document, file: IO[str]) -> None:
+    """Write a report to a stream: colours where it is a terminal and NO_COLOR is not set."""
+    ascii = not str(getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
+    terminal = Console(file=file)
+    color = terminal.is_terminal and not terminal.no_color
+    file.write(render(document, width=terminal.width if terminal.is_terminal else None, color=color, ascii=ascii) + "\n")
+    file.flush()
+
+
+def render_finding(finding: Finding, *, width: int = 100) -> str:
+    """Answer one finding as text."""
+    buffer = _Encoded("utf-8")
+    console = Console(file=buffer, width=width, no_color=True, highlight=False)
+    console.print(_finding(finding))
+    return _trim(buffer.getvalue())
+
+
+def _trim(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.rstrip("\n").split("\n"))
+
+
+class _Names:
+    """Short names for addresses, in the order they are met: I1, I2, S1."""
+
+    def __init__(self, hexadecimal: bool) -> None:
+        self._hexadecimal = hexadecimal
+        self._known: dict[tuple[str, int], str] = {}
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, letter: str, address: int | None) -> str:
+        if address is None:
+            return "none"
+        if self._hexadecimal:
+            return f"{address:#x}"
+        key = (letter, address)
+        if key not in self._known:
+            self._counts[letter] = self._counts.get(letter, 0) + 1
+            self._known[key] = f"{letter}{self._counts[letter]}"
+        return self._known[key]
+
+
+class _Writer:
+    def __init__(self, document: Document, width: int, ascii: bool, addresses: bool) -> None:
+        self.document = document
+        self.width = width
+        self.ascii = ascii
+        self.name = _Names(addresses)
+        # Who in this report sits over which storage: the owners that can be named.
+        self.over: dict[int, dict[int, str]] = {}
+        for record in _flat(document.records):
+            if record.storage is not None:
+                self.over.setdefault(record.storage.address, {}).setdefault(record.impl.address, record.name)
+
+    def all(self) -> RenderableType:
+        document = self.document
+        parts: list[RenderableType] = []
+        if document.label is not None:
+            parts.append(Text(document.label, style="bold"))
+        if document.changes is not None:
+            parts.append(self.changes(document.changes))
+        elif document.focus is not None:
+            parts += [self.focus(record, document.focus) for record in document.records]
+        elif len(document.records) <= _MOST_TREES:
+            parts += [self.tree(record) for record in document.records]
+        else:
+            parts.append(self.table(document.records))
+        parts += [Group("", _finding(finding)) for finding in _sorted(document.findings)]
+        parts.append(self.summary())
+        return Group(*parts)
+
+    # -- one tensor ---------------------------------------------------------------------------------------------
+
+    def tree(self, record: TensorRecord) -> Tree:
+        tree = Tree(self.title(record), guide_style="dim")
+        if record.python is not None:
+            tree.add(self.python(record))
+        tree.add(self.impl(record))
+        if record.storage is not None and record.data is not None:
+            tree.add(self.storage(record))
+            tree.add(self.data(record))
+        else:
+            tree.add(_layer("storage", "none", [record.absent.get("storage", "this kind has none")]))
+        node = tree.add(self.extent(record))
+        if picture := self.picture(record):
+            node.add(Text("\n".join(picture), no_wrap=True, overflow="crop"))
+        for inner in record.inner:
+            tree.add(Group(Text(f"inner    {inner.role}", style="bold"), self.tree(inner.record)))
+        return tree
+
+    def title(self, record: TensorRecord) -> Text:
+        text = Text.assemble((record.name, "bold"), "  ")
+        kind = "" if record.kind == "strided" else f"{record.kind.replace('_', ' ')} "
+        cls = "" if record.python is None else f"{record.python.type} "
+        text.append(f"{kind}{cls}{describe(record)}")
+        if record.extent is not None:
+            text.append(f"  {bytes_text(record.extent.nbytes)}")
+            if record.extent.storage_nbytes not in (None, record.extent.nbytes):
+                text.append(f" of a storage of {bytes_text(record.extent.storage_nbytes)}")
+        if record.also:
+            text.append(f"  also {', '.join(record.also[:3])}{' ...' if len(record.also) > 3 else ''}", style="dim")
+        return text
+
+    def python(self, record: TensorRecord) -> Text:
+        python = record.python
+        assert python is not None
+        module = f"{python.module}." if python.module else ""
+        facts = [f"refcount {python.refcount}"]
+        if python.has_weakrefs:
+            facts.append("has weak references")
+        if not python.slot_is_self:
+            facts.append("the impl's PyObject slot names another object")
+        return _layer("python", f"{self.name('P', python.address)} {module}{python.type}", [", ".join(facts)])
+
+    def impl(self, record: TensorRecord) -> Text:
+        impl = record.impl
+        owner = "the Python object" if record.python is not None and record.python.slot_is_self else "no Python object"
+        rest = impl.use_count - (1 if record.python is not None else 0)
+        count = f"use_count {impl.use_count}: {owner}" + (f" and {plural(rest, 'more owner')}" if rest > 0 else "")
+        if impl.weak_count:
+            count += f", {plural(impl.weak_count, 'C++ weak reference')}"
+        geometry = f"shape {shape_text(impl.shape)}  stride {shape_text(impl.stride)}  offset {impl.storage_offset}"
+        if impl.shape is None:
+            geometry = record.absent.get("impl.shape", "no shape")
+        elif impl.stride is None:
+            geometry = f"shape {shape_text(impl.shape)}; {record.absent.get('impl.stride', 'no strides')}"
+        lines = [count, f"{geometry}  {impl.dtype} {impl.layout} on {self.device(record)}"]
+        lines.append(f"keys {', '.join(impl.keys)}")
+        lines.append("; ".join(self.autograd(record)))
+        return _layer("impl", f"{self.name('I', impl.address)} {impl.type}", lines)
+
+    def autograd(self, record: TensorRecord) -> Iterator[str]:
+        impl = record.impl
+        if impl.version is None:
+            yield record.absent.get("impl.version", "no version counter")
+        else:
+            yield f"version {impl.version} (counter {self.name('V', impl.version_counter)})"
+        if impl.is_view:
+            made = "" if impl.creation_meta in (None, "DEFAULT") else f", made in {impl.creation_meta}"
+            yield f"view of {self.name('I', impl.base)}{made}"
+        if impl.grad_fn is not None:
+            yield f"grad_fn {impl.grad_fn}" + (" (stale: rebuilt on the next read)" if impl.grad_fn_stale else "")
+        if impl.requires_grad:
+            yield "requires grad, leaf" if impl.is_leaf else "requires grad"
+        if impl.is_inference:
+            yield "inference tensor"
+        if impl.is_conj:
+            yield "conjugate bit set: a reader of the raw bytes gets the conjugate"
+        if impl.is_neg:
+            yield "negative bit set: a reader of the raw bytes gets the negative"
+        if impl.dim == 0 and not impl.is_wrapped_number and record.kind == "strided":
+            yield "0 dimensions, yet real memory: in type promotion it ranks below tensors with dimensions"
+        if impl.python_decides_shape:
+            yield "the subclass answers .shape itself and may say otherwise"
+
+    def device(self, record: TensorRecord) -> str:
+        impl = record.impl
+        labels = {impl.device, impl.backend, record.data.device if record.data is not None else impl.device}
+        if len(labels - {None}) <= 1:
+            return impl.device or impl.backend or "no device"
+        data = "" if record.data is None else f", DataPtr {record.data.device}"
+        return f"{impl.device} (key set {impl.backend}{data})"
+
+    def storage(self, record: TensorRecord) -> Text:
+        storage = record.storage
+        assert storage is not None
+        facts = ["resizable" if storage.resizable else "not resizable", f"allocator {storage.allocator or 'none'}"]
+        for flag, words in (
+            (storage.copy_on_write, "copy-on-write: shared until the first write"),
+            (storage.has_materializer and not storage.copy_on_write, "materialised on the first write"),
+            (storage.throws_on_read, "data_ptr() raises"),
+            (storage.throws_on_write, "mutable_data_ptr() raises"),
+        ):
+            if flag:
+                facts.append(words)
+        lines = [f"{bytes_text(storage.nbytes)}  use_count {storage.use_count}: {self.owners(record)}", ", ".join(facts)]
+        if (shared := storage.shared_memory) is not None:
+            lines.append(f"mapped: {shared.handle}, {bytes_text(shared.mapped_nbytes)}")
+        return _layer("storage", f"{self.name('S', storage.address)} {storage.type}", lines)
+
+    def owners(self, record: TensorRecord) -> str:
+        storage = record.storage
+        assert storage is not None
+        named = list(self.over.get(storage.address, {record.impl.address: record.name}).values())
+        named.sort(key=lambda name: name != record.name)
+        known = len(named)
+        if len(named) > 4:
+            named = [*named[:3], f"{len(named) - 3} more in this report"]
+        if storage.has_python_wrapper:
+            named.append("a live UntypedStorage object")
+            known += 1
+        if storage.use_count > known:
+            named.append(plural(storage.use_count - known, "more owner"))
+        return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+
+    def data(self, record: TensorRecord) -> Text:
+        data = record.data
+        assert data is not None
+        if data.pointer == 0:
+            where = "null pointer"
+        else:
+            where = f"{self.name('D', data.pointer)} on {data.device}"
+        maker = f" of {data.maker}" if data.maker else ""
+        origin = {
+            "none": "no memory",
+            "cpu_allocator": "freed by PyTorch's CPU allocator",
+            "borrowed": "borrowed: nobody here frees it",
+            "callback": f"foreign memory{maker}, given back by a callback",
+            "mapped": "mapped memory",
+            "copy_on_write": "copy-on-write memory",
+            "other": f"freed by {data.deleter}",
+        }[data.origin]
+        return _layer("data", f"{where}", [origin])
+
+    def extent(self, record: TensorRecord) -> Text:
+        extent = record.extent
+        if extent is None:
+            return _layer("extent", "none", [record.absent.get("extent", "not known")])
+        if extent.needed_nbytes is None:
+            return _layer("extent", "none", [record.absent.get("extent.needed_nbytes", "not known")])
+        if extent.needed_nbytes == 0:
+            return _layer("extent", "no elements: no byte is reached", [])
+        visible = extent.visible_nbytes
+        head = f"bytes {extent.first_byte} to {extent.needed_nbytes - 1}"
+        if extent.storage_nbytes is not None:
+            head += f" of {extent.storage_nbytes}"
+        if extent.out_of_bounds:
+            head += ": OUT OF BOUNDS"
+        facts = []
+        if visible is None:
+            facts.append(record.absent.get("extent.visible_nbytes", "visible bytes not known"))
+        elif extent.storage_nbytes:
+            share = visible / extent.storage_nbytes
+            facts.append(f"{bytes_text(visible)} visible" + (f" ({share:.3g} of the storage)" if share < 1 else ""))
+        facts.append(_order(record))
+        if extent.self_overlapping:
+            facts.append("indices overlap: one element is reached by several")
+        return _layer("extent", head, ["; ".join(facts)])
+
+    def picture(self, record: TensorRecord) -> list[str]:
+        impl, extent = record.impl, record.extent
+        plain = extent is not None and extent.contiguous and extent.visible_nbytes == extent.storage_nbytes
+        if plain or extent is None or extent.storage_nbytes is None or record.data is None or record.data.pointer == 0:
+            return []
+        shape, stride, offset = impl.shape, impl.stride, impl.storage_offset
+        if not isinstance(impl.numel, int) or impl.numel == 0 or not isinstance(offset, int) or not impl.itemsize:
+            return []
+        sizes = [size for size in shape or () if isinstance(size, int)]
+        steps = [step for step in stride or () if isinstance(step, int)]
+        cells = extent.storage_nbytes // impl.itemsize
+        return strides_picture(sizes, steps, offset, cells, width=max(24, self.width - 12), ascii=self.ascii)
+
+    # -- parts --------------------------------------------------------------------------------------------------
+
+    def focus(self, record: TensorRecord, focus: str) -> RenderableType:
+        tree = Tree(self.title(record), guide_style="dim")
+        data, storage = record.data, record.storage
+        if data is None or storage is None:
+            tree.add(_layer(focus, "none", [record.absent.get("data", "this kind has no storage of its own")]))
+            return tree
+        if focus == "devices":
+            facts = {
+                "impl": f"{record.impl.device}  (device_opt_)",
+                "key set": f"{record.impl.backend}  ({', '.join(record.impl.keys)})",
+                "DataPtr": data.device,
+                "allocator": f"{storage.allocator_device or 'registered for none'}  ({storage.allocator or 'no allocator'})",
+            }
+        else:
+            facts = {
+                "storage pointer": f"{data.pointer:#x}",
+                "data_ptr": "none" if data.data_ptr is None else (
+                    f"{data.data_ptr:#x} = pointer + {record.impl.storage_offset} x {record.impl.itemsize}"
+                ),
+                "device": data.device,
+                "context": "none" if data.context is None else f"{data.context:#x}",
+                "deleter": data.deleter or "none",
+                "origin": data.origin.replace("_", " ") + (f" of {data.maker}" if data.maker else ""),
+                "storage": f"{self.name('S', storage.address)}, {bytes_text(storage.nbytes)}",
+            }
+        for key, value in facts.items():
+            tree.add(Text.assemble((f"{key:<16}", "bold"), value))
+        return tree
+
+    def table(self, records: Iterable[TensorRecord]) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for header in ("name", "tensor", "bytes", "storage", "device", "version", "notes"):
+            table.add_column(header, justify="right" if header in ("bytes", "version") else "left", overflow="fold")
+        rows = list(records)
+        for record in rows[:_MOST_ROWS]:
+            impl, extent, storage = record.impl, record.extent, record.storage
+            table.add_row(
+                record.name,
+                describe(record),
+                "?" if extent is None else bytes_text(extent.nbytes),
+                "none" if storage is None else f"{self.name('S', storage.address)} {bytes_text(storage.nbytes)}",
+                self.device(record),
+                "-" if impl.version is None else str(impl.version),
+                ", ".join(_notes(record)),
+            )
+        if len(rows) <= _MOST_ROWS:
+            return table
+        rest = f"... and {plural(len(rows) - _MOST_ROWS, 'more tensor')}: report.records and to_json() have all"
+        return Group(table, Text(rest, style="dim"))
+
+    def changes(self, changes: Iterable[Change]) -> RenderableType:
+        rows = list(changes)
+        if not rows:
+            return Text("nothing changed since the last report with this label")
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for header in ("name", "field", "before", "now"):
+            table.add_column(header, overflow="fold")
+        for change in rows:
+            table.add_row(change.name, change.field, self.value(change, change.before), self.value(change, change.after))
+        moved = {change.name for change in rows if change.field == "impl.address"}
+        same = sorted({c.name for c in rows if c.field.startswith("storage.") and c.name not in moved})
+        note = "addresses that stayed may be recycled by a new tensor: without the tracker that is not known"
+        return Group(table, Text(note, style="dim")) if same else table
+
+    def value(self, change: Change, value: Any) -> str:
+        letter = {"impl": "I", "storage": "S", "data": "D", "python": "P"}.get(change.field.partition(".")[0], "V")
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1 << 32:
+            return self.name(letter, value)
+        return shape_text(tuple(value)) if isinstance(value, (tuple, list)) else str(value)
+
+    def summary(self) -> RenderableType:
+        document = self.document
+        storages = {r.storage.address: r.storage.nbytes for r in _flat(document.records) if r.storage is not None}
+        total = sum(nbytes for nbytes in storages.values() if isinstance(nbytes, int))
+        text = Text(f"{plural(len(document.records), 'tensor')}, {plural(len(storages), 'storage')}, {bytes_text(total)}: ")
+        counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
+        found = [(f"{count} {severity}", _COLORS[severity]) for severity, count in counts if count]
+        for number, (words, style) in enumerate(found):
+            text.append(", " if number else "").append(words, style=style)
+        if not found:
+            text.append("no findings", style="green")
+        lines: list[RenderableType] = [text]
+        if document.truncated is not None:
+            cut = f"cut after {plural(document.truncated.max_tensors, 'tensor')}: raise max_tensors to read all"
+            lines.append(Text(cut, style="yellow"))
+        for entry in document.suppressed:
+            reason = f" ({entry.reason})" if entry.reason else ""
+            lines.append(Text(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", style="dim"))
+        for unused in document.unused_ignores:
+            lines.append(Text(f"unused ignore[{unused.code}] at {unused.file}:{unused.line}", style="yellow"))
+        return Group(*lines)
+
+
+def _flat(records: Iterable[TensorRecord]) -> Iterator[TensorRecord]:
+    for record in records:
+        yield record
+        yield from _flat(inner.record for inner in record.inner)
+
+
+def _sorted(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _layer(word: str, head: str, lines: list[str]) -> Text:
+    text = Text.assemble((f"{word:<9}", "bold"), head)
+    for line in lines:
+        if line:
+            text.append(f"\n         {line}")
+    return text
+
+
+def _order(record: TensorRecord) -> str:
+    extent, impl = record.extent, record.impl
+    assert extent is not None
+    if extent.contiguous:
+        return "row-major (contiguous)"
+    order = {
+        "channels_last": "channels last",
+        "channels_last_3d": "channels last 3d",
+        "permuted": "dense in another order of the dimensions",
+        "strided": "with gaps or overlap",
+    }[extent.memory_format]
+    return f"stride {shape_text(impl.stride)}: not row-major, {order}"
+
+
+def _notes(record: TensorRecord) -> Iterator[str]:
+    if record.kind != "strided":
+        yield record.kind.replace("_", " ")
+    if record.impl.requires_grad:
+        yield "grad"
+    if record.impl.is_view:
+        yield "view"
+    if record.extent is not None and not record.extent.contiguous:
+        yield "not row-major"
+    if record.data is not None and record.data.maker:
+        yield record.data.maker
+    if record.also:
+        yield f"also {record.also[0]}" + (" ..." if len(record.also) > 1 else "")
+
+
+def _finding(finding: Finding) -> RenderableType:
+    style = _COLORS[finding.severity]
+    head = Text.assemble((finding.code, style), " ", (finding.headline, "bold"), "  ", (finding.severity, style))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = {"tensor": f"{finding.where.name}  {finding.subject}"}
+    if finding.where.file is not None:
+        rows["where"] = f"{finding.where}  ({finding.where.source})"
+    rows |= {"why": finding.why, "fix": finding.fix, "source": finding.source}
+    for key, value in rows.items():
+        table.add_row(key, Text(value))
+    return Group(head, Padding(table, (0, 0, 0, 2)))

@@ -1,0 +1,325 @@
+"""TP1xx: what the four layers of one tensor say against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tensorplay.layers import Finding, TensorRecord
+from tensorplay.words import bytes_text, describe
+from tensorplay.rules.registry import Rule
+
+__all__ = ["DevicesDisagree", "NullPointerWithBytes", "ReachesPastStorage"]
+
+# Kinds made by design without memory, or with labels of two devices.
+_WITHOUT_MEMORY = frozenset({"meta", "fake", "zerotensor", "wrapper_subclass", "nested_jagged", "functional"})
+
+
+def _by_storage(records: Iterable[TensorRecord]) -> Iterator[list[TensorRecord]]:
+    groups: dict[int, list[TensorRecord]] = {}
+    for record in records:
+        if record.storage is not None:
+            groups.setdefault(record.storage.address, []).append(record)
+    yield from groups.values()
+
+
+class DevicesDisagree(Rule):
+    """The impl, the key set, the DataPtr and the allocator name different devices.
+
+    ## What it checks
+
+    Four device facts of one tensor that PyTorch keeps in four places: the impl's own label (`device_opt_`), the
+    backend bits of its key set, the label of the storage's DataPtr, and the device type its allocator is registered
+    for. They are read from the fields; `x.device` is not asked, since a subclass may answer it in Python.
+
+    ## Why it matters
+
+    The key set decides whose kernels run, the pointer decides what they read. With CPU keys over device memory the
+    CPU dereferences a device address; with Meta keys over real memory results are never written. PyTorch checks
+    neither: `x.device` looks right.
+
+    ## Known limits
+
+    Kinds that carry two devices by design are exempt: FakeTensor, wrapper subclasses, jagged nested tensors,
+    functional wrappers, tensors without storage. The memory's real owner (driver, memory map) is not looked up here.
+    Where one of two labels has no index (`cuda` beside `cuda:0`), only the types are compared.
+
+    ## Example
+
+    ```python
+    class Tagged(torch.Tensor):
+        pass
+
+    x = torch.Tensor._make_subclass(Tagged, torch.ones(3), False, device_for_backend_keys=torch.device("meta"))
+    ```
+
+    ## Use instead
+
+    ```python
+    class Tagged(torch.Tensor):
+        pass
+
+    x = torch.ones(3).as_subclass(Tagged)
+    ```
+
+    ## Fix safety
+
+    Making the tensor anew on the device wanted copies its bytes; nothing else is changed.
+
+    ## Sources
+
+    c10/core/TensorImpl.h (`device_opt_`, `key_set_`), c10/core/StorageImpl.h (`data_ptr_`, `allocator_`),
+    c10/core/Allocator.h (`GetAllocator`), torch 2.13 and 2.14.
+    """
+
+    code = "TP101"
+
+    def suspects(self, record: Any) -> bool:
+        """Compare the four device facts."""
+        data = record.data
+        if data is None:
+            return False
+        impl = record.impl
+        device, backend, label = impl.device, impl.backend, data.device
+        allocator = record.storage.allocator_device
+        if device == label == backend and (allocator is None or allocator == label):
+            return False
+        return bool(_device_conflicts(record.kind, device, backend, label, allocator))
+
+    def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
+        """Explain one finding a tensor."""
+        for record in records:
+            if record.storage is None or record.data is None:
+                continue
+            evidence = {
+                "impl_device": record.impl.device,
+                "key_device": record.impl.backend,
+                "data_device": record.data.device,
+                "allocator_device": record.storage.allocator_device,
+                "allocator": record.storage.allocator,
+                "keys": list(record.impl.keys),
+                "kind": record.kind,
+            }
+            conflicts = _device_conflicts(
+                record.kind,
+                record.impl.device,
+                record.impl.backend,
+                record.data.device,
+                record.storage.allocator_device,
+            )
+            yield self.finding(
+                record.name,
+                headline=f"device facts disagree: {conflicts[0]}",
+                subject=describe(record),
+                evidence={**evidence, "conflicts": conflicts},
+                why=(
+                    "the key set chooses the kernels and the DataPtr the memory they touch: when the two are of different "
+                    "devices, kernels read addresses that are not theirs, or write nothing"
+                ),
+                fix=(
+                    f"make it anew where it should be, x = torch.empty(shape, device={record.data.device!r}).copy_(source), "
+                    "and find who set the device of one layer alone (a C++ extension, _make_subclass(device_for_backend_keys=))"
+                ),
+                source="read: c10/core/TensorImpl.h device_opt_, key_set_; c10/core/StorageImpl.h data_ptr_, allocator_",
+            )
+
+
+def _device_conflicts(
+    kind: str, device: str | None, backend: str | None, label: str, allocator: str | None
+) -> list[str]:
+    if kind in _WITHOUT_MEMORY and kind != "meta":
+        return []
+    conflicts = []
+    if device is not None and not _same_device(device, label):
+        conflicts.append(f"the impl says {device}, its DataPtr {label}")
+    if backend is not None and device is not None and _device_type(device) != backend:
+        conflicts.append(f"the key set computes on {backend}, the impl says {device}")
+    if allocator is not None and _device_type(label) != allocator:
+        conflicts.append(f"the DataPtr says {label}, its allocator serves {allocator}")
+    return conflicts
+
+
+def _device_type(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _same_device(one: str, other: str) -> bool:
+    return one == other or (_device_type(one) == _device_type(other) and (":" not in one or ":" not in other))
+
+
+class ReachesPastStorage(Rule):
+    """The tensor's last element lies past the end of its storage.
+
+    ## What it checks
+
+    From sizes, strides and offset, the exact byte after the last element reached, against the bytes the storage has.
+    Nothing is read from the memory itself.
+
+    ## Why it matters
+
+    `untyped_storage().resize_()` does not know which views are alive: they keep their shape and strides. Reading one
+    then returns foreign bytes or ends the process, without a Python exception. After `resize_(0)` the pointer is null,
+    and `data_ptr()` answers null plus the offset, which does not even look like a null pointer.
+
+    ## Known limits
+
+    Meta and fake tensors are passed over: they have no bytes to read. Symbolic sizes are not compared. A storage that
+    says it has more bytes than were allocated is not found out here.
+
+    ## Example
+
+    ```python
+    flat = torch.arange(8.0)
+    view = flat[2:6]
+    flat.untyped_storage().resize_(0)
+    ```
+
+    ## Use instead
+
+    ```python
+    flat = torch.arange(8.0)
+    view = flat[2:6].clone()
+    del flat
+    ```
+
+    ## Fix safety
+
+    `clone()` before the storage shrinks copies the visible bytes and is safe; growing the storage back makes the view
+    readable again, with undefined contents.
+
+    ## Sources
+
+    c10/core/StorageImpl.h (`size_bytes_`), c10/core/TensorImpl.h (`sizes_and_strides_`, `storage_offset_`), torch 2.13
+    and 2.14.
+    """
+
+    code = "TP102"
+
+    def suspects(self, record: Any) -> bool:
+        """Compare the bytes needed with the bytes there are."""
+        extent = record.extent
+        return extent is not None and bool(extent.out_of_bounds) and record.kind not in _WITHOUT_MEMORY
+
+    def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
+        """Explain one finding a storage: it shrank once."""
+        for group in _by_storage(records):
+            record = group[0]
+            assert record.extent is not None and record.data is not None and record.storage is not None
+            needed, has = record.extent.needed_nbytes, record.extent.storage_nbytes
+            assert needed is not None and has is not None
+            also = f", and {len(group) - 1} more over this storage" if len(group) > 1 else ""
+            emptied = has == 0
+            yield self.finding(
+                record.name,
+                headline="the tensor reaches past its storage",
+                subject=(
+                    f"{describe(record)} needs {bytes_text(needed)} of a storage of {bytes_text(has)}: "
+                    f"out of bounds by {bytes_text(needed - has)}{also}"
+                ),
+                evidence={
+                    "storage_nbytes": has,
+                    "needed_nbytes": needed,
+                    "first_byte": record.extent.first_byte,
+                    "out_of_bounds": True,
+                    "storage_pointer": record.data.pointer,
+                    "data_ptr": record.data.data_ptr,
+                    "storage": record.storage.address,
+                    "tensors": [
+                        {"name": r.name, "needed_nbytes": r.extent.needed_nbytes} for r in group if r.extent is not None
+                    ],
+                },
+                why=(
+                    "its storage was resized to 0 bytes while this tensor was alive; data_ptr() is null + offset, and reading "
+                    "it ends the process"
+                    if emptied
+                    else "its storage was made smaller while this tensor was alive, or its geometry was set larger than the "
+                    "storage; reading it returns foreign bytes or ends the process, without an exception"
+                ),
+                fix=(
+                    "use it only while its storage is filled (FSDP: while the parameter is unsharded), or clone() it before "
+                    "the storage is released"
+                    if emptied
+                    else f"grow the storage back first, untyped_storage().resize_({needed}), or make the view anew from the "
+                    "tensor that is left"
+                ),
+                source="read: c10/core/StorageImpl.h size_bytes_; c10/core/TensorImpl.h sizes_and_strides_, storage_offset_",
+            )
+
+
+class NullPointerWithBytes(Rule):
+    """The storage claims bytes, its pointer is null, and the tensor has elements to read.
+
+    ## What it checks
+
+    Data pointer 0 where the tensor has elements and its storage says it has the bytes for them.
+
+    ## Why it matters
+
+    Any kernel that touches such a tensor dereferences null. It arises from C++ code that wraps a failed allocation or
+    a moved-from buffer with `from_blob`, and from a DataPtr that was released while its tensor lived on.
+
+    ## Known limits
+
+    A null pointer proves nothing by itself: tensors without elements, meta, fake and zero tensors, and wrapper
+    subclasses have one by design and are passed over. A storage of 0 bytes is TP102.
+
+    ## Example
+
+    ```python
+    storage = torch._C._construct_storage_from_data_pointer(0, torch.device("cpu"), 16)
+    x = torch.empty(0)
+    x.set_(storage, 0, (4,))
+    ```
+
+    ## Use instead
+
+    ```python
+    source = torch.zeros(4)
+    storage = torch._C._construct_storage_from_data_pointer(source.data_ptr(), torch.device("cpu"), 16)
+    x = torch.empty(0)
+    x.set_(storage, 0, (4,))
+    ```
+
+    ## Fix safety
+
+    There is nothing to rescue: make the tensor anew from the source of its data.
+
+    ## Sources
+
+    c10/core/StorageImpl.h (`data_ptr_`, `size_bytes_`), torch 2.13 and 2.14.
+    """
+
+    code = "TP103"
+
+    def suspects(self, record: Any) -> bool:
+        """Look for a null pointer that should not be one."""
+        data = record.data
+        if data is None or data.pointer != 0:
+            return False
+        extent = record.extent
+        if extent is None or extent.nbytes == 0 or record.kind in _WITHOUT_MEMORY:
+            return False
+        return extent.out_of_bounds is False and not record.storage.throws_on_read
+
+    def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
+        """Explain one finding a storage."""
+        for group in _by_storage(records):
+            record = group[0]
+            assert record.storage is not None and record.data is not None and record.extent is not None
+            yield self.finding(
+                record.name,
+                headline="null pointer with bytes to read",
+                subject=f"{describe(record)} over a storage that claims {bytes_text(record.storage.nbytes)} at address 0",
+                evidence={
+                    "storage_pointer": 0,
+                    "storage_nbytes": record.storage.nbytes,
+                    "needed_nbytes": record.extent.needed_nbytes,
+                    "nbytes": record.extent.nbytes,
+                    "origin": record.data.origin,
+                    "deleter": record.data.deleter,
+                    "tensors": [r.name for r in group],
+                },
+                why="every read of an element dereferences a null pointer and ends the process",
+                fix="make the tensor anew from the source of its data; look for the C++ code that wrapped a null or moved-from buffer",
+                source="read: c10/core/StorageImpl.h data_ptr_, size_bytes_",
+            )

@@ -1,0 +1,135 @@
+"""Which rules there are: codes.toml allots the codes, each names its rule."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from typing import Any, ClassVar, cast
+
+import msgspec
+
+from tensorplay.errors import UnknownCode
+from tensorplay.layers import Finding, Severity, TensorRecord, Where
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["CodeEntry", "Rule", "all_codes", "check_selectors", "code_entry", "load_rule", "record_rules", "selects"]
+
+
+class CodeEntry(msgspec.Struct, frozen=True):
+    """One line of codes.toml."""
+
+    name: str
+    severity: Severity
+    since: str
+    rule: str
+    preview: bool = False
+
+
+class Rule:
+    """A rule over single records.
+
+    The docstring is the rule's page: what it checks, why it matters, known limits, an example that fires, the healthy
+    form, the safety of the fix, the sources. ``tensorplay explain`` and docs/reference/rules show it.
+    """
+
+    code: ClassVar[str]
+
+    def suspects(self, record: Any) -> bool:
+        """Tell in constant time whether one record shows the fault.
+
+        Args:
+            record: a ``_C.TensorRecord`` or a TensorRecord: the attributes are the same.
+        """
+        raise NotImplementedError
+
+    def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
+        """Explain the suspects of one report, one finding a cause."""
+        raise NotImplementedError
+
+    def finding(
+        self, name: str, *, headline: str, subject: str, evidence: dict[str, Any], why: str, fix: str, source: str
+    ) -> Finding:
+        """Fill in what the code's entry decides."""
+        entry = code_entry(self.code)
+        return Finding(
+            code=self.code,
+            name=entry.name,
+            severity=entry.severity,
+            headline=headline,
+            subject=subject,
+            where=Where(name=name),
+            evidence=evidence,
+            why=why,
+            fix=fix,
+            source=source,
+        )
+
+
+@functools.cache
+def _table() -> dict[str, CodeEntry]:
+    text = resources.files("tensorplay.rules").joinpath("codes.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, CodeEntry])
+
+
+def all_codes() -> list[str]:
+    """Answer every code, sorted."""
+    return sorted(_table())
+
+
+def code_entry(code: str) -> CodeEntry:
+    """Answer a code's entry.
+
+    Raises:
+        UnknownCode: no rule has it.
+    """
+    try:
+        return _table()[code]
+    except KeyError:
+        raise UnknownCode(f"no rule has the code {code!r}; there are {', '.join(all_codes())}") from None
+
+
+@functools.cache
+def load_rule(code: str) -> Rule:
+    """Import a code's rule."""
+    module, _, name = code_entry(code).rule.partition(":")
+    rule = cast("type[Rule]", getattr(importlib.import_module(module), name))
+    if rule.code != code:
+        raise RuntimeError(f"codes.toml names {rule.__qualname__} for {code}, the rule says {rule.code}")
+    return rule()
+
+
+@functools.cache
+def record_rules() -> tuple[Rule, ...]:
+    """Answer the rules that look at one record in constant time: all that inspect() runs."""
+    return tuple(load_rule(code) for code in all_codes())
+
+
+def rule_page(code: str) -> str:
+    """Answer a rule's page in Markdown, from its docstring."""
+    entry = code_entry(code)
+    body = inspect.getdoc(type(load_rule(code))) or ""
+    preview = " · preview" if entry.preview else ""
+    return f"# {code} {entry.name}\n\n*{entry.severity} · since {entry.since}{preview}*\n\n{body}\n"
+
+
+def selects(selectors: Iterable[str], code: str) -> bool:
+    """Tell whether one of the selectors (``TP102``, ``TP1``, ``ALL``) names the code."""
+    return any(selector == "ALL" or code.startswith(selector) for selector in selectors)
+
+
+def check_selectors(selectors: Iterable[str]) -> None:
+    """Raise UnknownCode for a selector that names no code."""
+    for selector in selectors:
+        # A family without rules yet (TP5) is a valid selector: a configuration may name it ahead.
+        family = len(selector) == 3 and selector.startswith("TP") and selector[2].isdigit()
+        if selector and (family or any(selects([selector], code) for code in all_codes())):
+            continue
+        raise UnknownCode(f"{selector!r} names no rule; there are {', '.join(all_codes())}")

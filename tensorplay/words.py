@@ -1,0 +1,36 @@
+"""Words for sizes, counts and tensors, the same in every output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["bytes_text", "describe", "plural", "shape_text"]
+
+
+def bytes_text(count: int | str | None) -> str:
+    """Answer a byte count with a unit: 40 B, 1.5 KiB, 400.0 MiB."""
+    if not isinstance(count, int):
+        return "an unknown number of bytes" if count is None else f"{count} B"
+    size = float(count)
+    if abs(size) < 1024:
+        return f"{count} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.1f} {unit}"
+    raise AssertionError
+
+
+def plural(count: int, noun: str) -> str:
+    """Answer the count and its noun: 1 tensor, 3 tensors."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def shape_text(shape: tuple[int | str, ...] | None) -> str:
+    """Answer a shape in brackets: [4, 6], [s0, 6]; [?] where the kind has none."""
+    return "[?]" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def describe(record: Any) -> str:
+    """Answer a tensor's type and shape: float32[4, 6]."""
+    return f"{record.impl.dtype}{shape_text(record.impl.shape)}"
