@@ -115,17 +115,20 @@ def check(
 
     Source: as for inspect().
     """
-    return _check(objs, Caller.at(sys._getframe(1)), select, ignore, max_tensors)
+    caller = Caller.at(sys._getframe(1))
+    return check_at(caller, objs, select=select, ignore=ignore, max_tensors=max_tensors)
 
 
-def _check(
-    objs: object,
+def check_at(
     caller: Caller | None,
-    select: Sequence[str] | None,
-    ignore: Sequence[str] | None,
+    objs: object,
+    *,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
     max_tensors: int = MAX_TENSORS,
     name: str | None = None,
 ) -> Report:
+    """Do what check() does for a line of code that is known already; `name` is what a single object is called."""
     if type(objs) is dict and all(type(key) is str for key in objs):
         named: list[tuple[str, object]] = list(objs.items())
         root_refs = 1  # the pair in `named`

@@ -7,6 +7,7 @@ silences that code there. What was silenced is counted, and a comment that silen
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import linecache
 import re
@@ -15,7 +16,7 @@ import types
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -75,16 +76,23 @@ def _read_config(path: Path) -> Config:
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The call in the user's code that asked. Keeps the code object and numbers, never the frame."""
+    """The line of the user's code that asked. Keeps the code object and numbers, never the frame."""
 
     code: types.CodeType
     lasti: int
     line: int
+    source: Literal["call", "definition"] = "call"
 
     @classmethod
     def at(cls, frame: types.FrameType) -> Caller:
         """Describe a frame's current call. Reads no locals."""
         return cls(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+    @classmethod
+    def of_function(cls, function: object) -> Caller | None:
+        """Describe where a function is defined; None for a callable without Python code."""
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        return None if code is None else cls(code, 0, code.co_firstlineno, "definition")
 
     @property
     def file(self) -> str:
@@ -93,7 +101,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     def span(self) -> tuple[int, int, int | None, int | None]:
         """Answer first line, last line, first and last column (UTF-8 bytes) of the call; None where not known."""
-        if sys.version_info >= (3, 11):
+        if self.source == "call" and sys.version_info >= (3, 11):
             found = next(itertools.islice(self.code.co_positions(), max(self.lasti, 0) // 2, None), None)
             if found is not None and found[0] is not None and found[1] is not None:
                 return found[0], found[1], found[2], found[3]
@@ -102,7 +110,7 @@ class Caller(msgspec.Struct, frozen=True):
     def where(self, name: str) -> Where:
         """Answer the place, for a finding about one of the tensors handed in there."""
         function = None if self.code.co_name == "<module>" else self.code.co_name
-        return Where(name=name, file=_shorten(self.file), line=self.span()[0], function=function, source="call")
+        return Where(name=name, file=_shorten(self.file), line=self.span()[0], function=function, source=self.source)
 
     def argument(self, fallback: str) -> str:
         """Answer the source text of the call's first argument, or the fallback where it is not plain to see."""

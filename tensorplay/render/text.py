@@ -99,7 +99,10 @@ class _Writer:
         self.name = _Names(addresses)
         # Who in this report sits over which storage: the owners that can be named.
         self.over: dict[int, dict[int, str]] = {}
+        self.views: dict[int, list[str]] = {}
         for record in _flat(document.records):
+            if record.impl.base is not None:
+                self.views.setdefault(record.impl.base, []).append(record.name)
             if record.storage is not None:
                 self.over.setdefault(record.storage.address, {}).setdefault(record.impl.address, record.name)
 
@@ -131,12 +134,12 @@ class _Writer:
             tree.add(self.storage(record))
             tree.add(self.data(record))
         else:
-            tree.add(_layer("storage", "none", [record.absent.get("storage", "this kind has none")]))
+            tree.add(_layer("storage", f"none: {record.absent.get('storage', 'this kind has none')}"))
         node = tree.add(self.extent(record))
         if picture := self.picture(record):
             node.add(Text("\n".join(picture), no_wrap=True, overflow="crop"))
         for inner in record.inner:
-            tree.add(Group(Text(f"inner    {inner.role}", style="bold"), self.tree(inner.record)))
+            tree.add(self.tree(inner.record))
         return tree
 
     def title(self, record: TensorRecord) -> Text:
@@ -152,22 +155,24 @@ class _Writer:
             text.append(f"  also {', '.join(record.also[:3])}{' ...' if len(record.also) > 3 else ''}", style="dim")
         return text
 
-    def python(self, record: TensorRecord) -> Text:
+    def python(self, record: TensorRecord) -> Table:
         python = record.python
         assert python is not None
         module = f"{python.module}." if python.module else ""
-        facts = [f"refcount {python.refcount}"]
+        count = f"refcount {python.refcount}"
+        if record.impl.use_count > 1 and python.slot_is_self and python.refcount > 0:
+            count += ", one of them the impl's: its other owners keep this object alive"
+        facts = [count]
         if python.has_weakrefs:
             facts.append("has weak references")
         if not python.slot_is_self:
             facts.append("the impl's PyObject slot names another object")
-        return _layer("python", f"{self.name('P', python.address)} {module}{python.type}", [", ".join(facts)])
+        return _layer("python", f"{self.name('P', python.address)} {module}{python.type}  {', '.join(facts)}")
 
-    def impl(self, record: TensorRecord) -> Text:
+    def impl(self, record: TensorRecord) -> Table:
         impl = record.impl
-        owner = "the Python object" if record.python is not None and record.python.slot_is_self else "no Python object"
-        rest = impl.use_count - (1 if record.python is not None else 0)
-        count = f"use_count {impl.use_count}: {owner}" + (f" and {plural(rest, 'more owner')}" if rest > 0 else "")
+        head = f"{self.name('I', impl.address)} {impl.type}"
+        count = f"use_count {impl.use_count}: {self.impl_owners(record)}"
         if impl.weak_count:
             count += f", {plural(impl.weak_count, 'C++ weak reference')}"
         geometry = f"shape {shape_text(impl.shape)}  stride {shape_text(impl.stride)}  offset {impl.storage_offset}"
@@ -178,7 +183,17 @@ class _Writer:
         lines = [count, f"{geometry}  {impl.dtype} {impl.layout} on {self.device(record)}"]
         lines.append(f"keys {', '.join(impl.keys)}")
         lines.append("; ".join(self.autograd(record)))
-        return _layer("impl", f"{self.name('I', impl.address)} {impl.type}", lines)
+        return _layer("impl", head, lines)
+
+    def impl_owners(self, record: TensorRecord) -> str:
+        impl = record.impl
+        owners = ["the Python object"] if record.python is not None and record.python.slot_is_self else []
+        views = [f"{name} (a view's base)" for name in self.views.get(impl.address, ())]
+        owners += views if len(views) <= 3 else [*views[:2], f"{len(views) - 2} more views"]
+        known = len(owners) if len(views) <= 3 else len(owners) - 3 + len(views)
+        if impl.use_count > known:
+            owners.append(plural(impl.use_count - known, "more owner" if owners else "owner in C++"))
+        return _listed(owners)
 
     def autograd(self, record: TensorRecord) -> Iterator[str]:
         impl = record.impl
@@ -212,7 +227,7 @@ class _Writer:
         data = "" if record.data is None else f", DataPtr {record.data.device}"
         return f"{impl.device} (key set {impl.backend}{data})"
 
-    def storage(self, record: TensorRecord) -> Text:
+    def storage(self, record: TensorRecord) -> Table:
         storage = record.storage
         assert storage is not None
         facts = ["resizable" if storage.resizable else "not resizable", f"allocator {storage.allocator or 'none'}"]
@@ -242,9 +257,9 @@ class _Writer:
             known += 1
         if storage.use_count > known:
             named.append(plural(storage.use_count - known, "more owner"))
-        return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+        return _listed(named)
 
-    def data(self, record: TensorRecord) -> Text:
+    def data(self, record: TensorRecord) -> Table:
         data = record.data
         assert data is not None
         if data.pointer == 0:
@@ -253,7 +268,7 @@ class _Writer:
             where = f"{self.name('D', data.pointer)} on {data.device}"
         maker = f" of {data.maker}" if data.maker else ""
         origin = {
-            "none": "no memory",
+            "none": "nothing to read",
             "cpu_allocator": "freed by PyTorch's CPU allocator",
             "borrowed": "borrowed: nobody here frees it",
             "callback": f"foreign memory{maker}, given back by a callback",
@@ -261,16 +276,16 @@ class _Writer:
             "copy_on_write": "copy-on-write memory",
             "other": f"freed by {data.deleter}",
         }[data.origin]
-        return _layer("data", f"{where}", [origin])
+        return _layer("data", f"{where}, {origin}")
 
-    def extent(self, record: TensorRecord) -> Text:
+    def extent(self, record: TensorRecord) -> Table:
         extent = record.extent
         if extent is None:
-            return _layer("extent", "none", [record.absent.get("extent", "not known")])
+            return _layer("extent", f"none: {record.absent.get('extent', 'not known')}")
         if extent.needed_nbytes is None:
-            return _layer("extent", "none", [record.absent.get("extent.needed_nbytes", "not known")])
+            return _layer("extent", f"none: {record.absent.get('extent.needed_nbytes', 'not known')}")
         if extent.needed_nbytes == 0:
-            return _layer("extent", "no elements: no byte is reached", [])
+            return _layer("extent", "no elements: no byte is reached")
         visible = extent.visible_nbytes
         head = f"bytes {extent.first_byte} to {extent.needed_nbytes - 1}"
         if extent.storage_nbytes is not None:
@@ -299,7 +314,7 @@ class _Writer:
         sizes = [size for size in shape or () if isinstance(size, int)]
         steps = [step for step in stride or () if isinstance(step, int)]
         cells = extent.storage_nbytes // impl.itemsize
-        return strides_picture(sizes, steps, offset, cells, width=max(24, self.width - 12), ascii=self.ascii)
+        return strides_picture(sizes, steps, offset, cells, width=max(24, self.width - 8), ascii=self.ascii)
 
     # -- parts --------------------------------------------------------------------------------------------------
 
@@ -406,12 +421,13 @@ def _sorted(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _layer(word: str, head: str, lines: list[str]) -> Text:
-    text = Text.assemble((f"{word:<9}", "bold"), head)
-    for line in lines:
-        if line:
-            text.append(f"\n         {line}")
-    return text
+def _layer(word: str, head: str, lines: Iterable[str] = ()) -> Table:
+    # A grid, so that long lines wrap under their own beginning.
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=8, no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    grid.add_row(word, Text("\n".join([head, *filter(None, lines)])))
+    return grid
 
 
 def _order(record: TensorRecord) -> str:
@@ -426,6 +442,10 @@ def _order(record: TensorRecord) -> str:
         "strided": "with gaps or overlap",
     }[extent.memory_format]
     return f"stride {shape_text(impl.stride)}: not row-major, {order}"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _notes(record: TensorRecord) -> Iterator[str]:
