@@ -6,9 +6,11 @@ before the extension is imported, and one tensor is read and compared with Pytho
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import platform
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -83,12 +85,18 @@ def _check_build(info: dict[str, Any]) -> None:
         )
 
 
-def canary(extension: ModuleType) -> str | None:
-    """Read one tensor natively and by Python, and name the first answer that differs, if any."""
+@contextlib.contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Make plain CPU tensors here, even under a device context, a fake mode or inference mode."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    # The import may happen under a device context, a fake mode or inference mode: the sample must be a plain tensor.
     with torch.inference_mode(False), torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def canary(extension: ModuleType) -> str | None:
+    """Read one tensor natively and by Python, and name the first answer that differs, if any."""
+    with _plain_tensors():
         sample = torch.empty(4, 6, dtype=torch.float64, device="cpu")[1:, ::2]
         record = extension.read(sample)
         answers = {
@@ -135,5 +143,8 @@ def load() -> Any:
             f"built for torch {info['torch']}, running on torch {torch.__version__}, but the test read failed ({differs})",
             "this torch is not the one its version number says, and nothing read from it could be trusted",
         )
+    with _plain_tensors():
+        whole = torch.UntypedStorage(2, device="cpu")
+        extension.learn_storage_slice(torch.empty(0, dtype=torch.uint8, device="cpu").set_(whole[0:1]))
     BUILD_INFO.update(info)
     return extension

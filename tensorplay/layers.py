@@ -202,7 +202,7 @@ class DataLayer(_Model):
     deleter: str | None
     """The function that frees the memory."""
     origin: str
-    """none, cpu_allocator, borrowed, callback, mapped, copy_on_write or other."""
+    """none, cpu_allocator, borrowed, callback, mapped, storage_slice, copy_on_write or other."""
     maker: str | None
     """Whose memory it is, by the callable that frees it: numpy, frombuffer, dlpack, or its C++ type."""
 

@@ -150,6 +150,8 @@ std::string_view origin_name(DataOrigin origin) {
       return "callback";
     case DataOrigin::kMapped:
       return "mapped";
+    case DataOrigin::kStorageSlice:
+      return "storage_slice";
     case DataOrigin::kCopyOnWrite:
       return "copy_on_write";
     case DataOrigin::kOther:

@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <array>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <sstream>
@@ -64,6 +64,8 @@ c10::DeleterFnPtr cpu_deleter() {
   static const c10::DeleterFnPtr deleter = c10::GetDefaultCPUAllocator()->raw_deleter();
   return deleter;
 }
+
+std::atomic<c10::DeleterFnPtr> slice_deleter{nullptr};
 
 std::string expression(const c10::SymInt& value) {
   std::ostringstream text;
@@ -209,6 +211,12 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
   } else {
     out.origin = DataOrigin::kOther;
     read_shared_memory(data, out);
+    if (out.origin == DataOrigin::kOther && deleter == slice_deleter.load(std::memory_order_relaxed)) {
+      // The context is the sliced storage, and this DataPtr is one of its owners.
+      const auto* whole = static_cast<const c10::StorageImpl*>(out.context);
+      read_shared_memory(compat::own_data_ptr(*whole), out);
+      out.origin = DataOrigin::kStorageSlice;
+    }
   }
 }
 
@@ -353,6 +361,10 @@ void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts) {
     if (!facts.symbolic) facts.symbolic = std::make_unique<SymbolicFacts>();
     facts.symbolic->storage_nbytes = expression(compat::own_nbytes(*storage));
   }
+}
+
+void learn_storage_slice(const c10::StorageImpl& slice) {
+  slice_deleter.store(compat::own_data_ptr(slice).get_deleter(), std::memory_order_relaxed);
 }
 
 const at::TensorBase* grad_of(const c10::TensorImpl& impl) {

@@ -37,6 +37,10 @@ std::vector<InnerTensor> inner_tensors(const at::TensorBase& tensor, Kind kind);
 // The gradient that autograd keeps for the tensor, or null. Valid while the tensor is alive and its .grad is not set.
 const at::TensorBase* grad_of(const c10::TensorImpl& impl);
 
+// Learns, from a storage made by slicing another one in Python, which deleter such slices carry: no header names it.
+// Called once at load; before it, slices are read as DataOrigin::kOther.
+void learn_storage_slice(const c10::StorageImpl& slice);
+
 // Where TensorImpl itself says the data is, by its own arithmetic; absent where asking would throw.
 std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts);
 

@@ -145,6 +145,7 @@ enum class DataOrigin : uint8_t {
   kBorrowed,       // from_blob without a deleter: nobody here frees it
   kCallback,       // from_blob with a callable: `maker` names it
   kMapped,         // a mapped file or shared memory
+  kStorageSlice,   // part of another storage, which the context keeps alive (checkpoints loaded with mmap)
   kCopyOnWrite,
   kOther,
 };

@@ -87,6 +87,13 @@ PyObject* read_grad(PyObject*, PyObject* object) {
   });
 }
 
+PyObject* learn_storage_slice(PyObject*, PyObject* object) {
+  const at::Tensor* tensor = need_tensor(object);
+  if (tensor == nullptr) return nullptr;
+  tensorplay::learn_storage_slice(*tensor->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return none();
+}
+
 PyObject* impl_data_address(PyObject*, PyObject* object) {
   return guarded([&]() -> PyObject* {
     const at::Tensor* tensor = need_tensor(object);
@@ -121,6 +128,8 @@ PyMethodDef methods[] = {
     {"is_tensor", is_tensor, METH_O, "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
     {"read_grad", read_grad, METH_O,
      "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, or None, without making a Python object."},
+    {"learn_storage_slice", learn_storage_slice, METH_O,
+     "learn_storage_slice(tensor, /)\n--\n\nLearn the deleter of sliced storages from a tensor over one."},
     {"impl_data_address", impl_data_address, METH_O,
      "impl_data_address(tensor, /)\n--\n\nAnswer TensorImpl::data(), or None where asking would throw."},
     {"extent_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(extent_of)), METH_FASTCALL,

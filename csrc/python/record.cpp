@@ -115,7 +115,9 @@ std::vector<Missing> missing_fields(const TensorFacts& facts) {
   } else if (!facts.visible_nbytes()) {
     note("extent.visible_nbytes", Absence::kTooHard);
   }
-  if (facts.has_storage && facts.storage.symbolic) note("extent.storage_nbytes", Absence::kSymbolic);
+  if (facts.has_geometry() && facts.has_storage && facts.storage.symbolic) {
+    note("extent.storage_nbytes", Absence::kSymbolic);
+  }
   return missing;
 }
 
@@ -268,7 +270,7 @@ PyGetSetDef data_fields[] = {
     FIELD(device, return device_name(r.facts.data.device);, "The DataPtr's device label."),
     FIELD(deleter, return function_name(r.facts.data.deleter);, "The function that frees the memory, or None."),
     FIELD(origin, return interned(origin_name(r.facts.data.origin));,
-          "none, cpu_allocator, borrowed, callback, mapped, copy_on_write or other."),
+          "none, cpu_allocator, borrowed, callback, mapped, storage_slice, copy_on_write or other."),
     FIELD(maker, return r.facts.data.maker == nullptr ? none() : text(maker_name(*r.facts.data.maker));,
           "Whose memory it is, by the callable that frees it, or None."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},

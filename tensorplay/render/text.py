@@ -273,6 +273,7 @@ class _Writer:
             "borrowed": "borrowed: nobody here frees it",
             "callback": f"foreign memory{maker}, given back by a callback",
             "mapped": "mapped memory",
+            "storage_slice": "part of another storage, which it keeps alive",
             "copy_on_write": "copy-on-write memory",
             "other": f"freed by {data.deleter}",
         }[data.origin]

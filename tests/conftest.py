@@ -1,0 +1,68 @@
+"""What all tests share: declared skips, figures shown at the end, snapshots."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--snapshot-update", action="store_true", help="write the golden files anew")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("needs_cuda") is not None:
+        need("cuda", torch.cuda.is_available(), "no CUDA device here: tests/gpu/run.sh runs this")
+
+
+def need(part: str, present: bool, why: str) -> None:
+    """Skip a test whose part is missing, or fail it where TENSORPLAY_REQUIRE names the part."""
+    if present:
+        return
+    if part in os.environ.get("TENSORPLAY_REQUIRE", "").split(","):
+        pytest.fail(f"TENSORPLAY_REQUIRE asks for {part}: {why}")
+    pytest.skip(f"{part}: {why}")
+
+
+@pytest.fixture
+def show(record_property):
+    """Print a line in the summary; user properties also travel from pytest-xdist's workers."""
+    return lambda line: record_property("shown", line)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    lines = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for key, value in getattr(report, "user_properties", ())
+        if key == "shown" and getattr(report, "when", None) == "call"
+    ]
+    if lines:
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def snapshot(request):
+    """Compare a text with its golden file; only --snapshot-update changes the file."""
+
+    def compare(name: str, text: str) -> None:
+        path = SNAPSHOTS / name
+        if request.config.getoption("--snapshot-update"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no golden file {name}: look at the text, then run pytest --snapshot-update"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers():
+    torch.manual_seed(0)
