@@ -10,7 +10,18 @@ import torch
 
 from tensorplay._native import C
 from tensorplay.errors import InconsistentTensor
-from tensorplay.layers import Change, Document, Finding, Read, Report, TensorRecord, Truncated, Verdict
+from tensorplay.layers import (
+    Change,
+    Document,
+    Finding,
+    Read,
+    Report,
+    TensorRecord,
+    Truncated,
+    Verdict,
+    inner_model,
+    name_roots,
+)
 from tensorplay.rules.registry import record_rules
 from tensorplay.selection import Caller, select_findings
 from tensorplay.walk import find_tensors
@@ -67,16 +78,7 @@ def inspect(
         reads, truncated = _read_all(named, max_tensors, grads=False, root_refs=2)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
-        if len(named) == 1 and len(reads) > 1:
-            _rename(reads, caller.argument("x"))
-    findings = _find(reads)
-    fields: dict[str, Any] = {}
-    if findings or not quiet:
-        selection = select_findings(findings, caller=caller, report_unused=not quiet)
-        findings, fields = selection.findings, selection.fields()
-    if truncated is not None:
-        fields["truncated"] = truncated
-    report = Report(reads, findings, caller=caller, **fields)
+    report = _answer(reads, caller, report_unused=not quiet, truncated=truncated)
     if type(label) is str:
         report = _compare_with_last(label, report)
     if not quiet and not _in_ipython():
@@ -136,7 +138,7 @@ def check_at(
         root_refs = 3  # the same, and the argument of check() and of this
         named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
     reads, truncated = _read_all(named, max_tensors, grads=True, root_refs=root_refs)
-    selection = select_findings(_find(reads), select=select, ignore=ignore, caller=caller)
+    selection = select_findings(_explain(_suspects(reads)), select=select, ignore=ignore, caller=caller)
     return Report(reads, selection.findings, truncated=truncated, **selection.fields())
 
 
@@ -201,9 +203,7 @@ def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdic
     Source: c10/core/TensorImpl.h ``data()``, ``storage_offset_``; c10/core/StorageImpl.h ``size_bytes_``.
     """
     read = _one(x, "verify_data_ptr_consistency", 3)
-    caller = Caller.at(sys._getframe(1))
-    selection = select_findings(_find([read]), caller=caller, report_unused=False)
-    report = Report([read], selection.findings, caller=caller, **selection.fields())
+    report = _answer([read], Caller.at(sys._getframe(1)), report_unused=False)
     ok, reasons = _consistency(report.records[0], C.impl_data_address(x))
     if strict and not ok:
         raise InconsistentTensor("; ".join(reasons))
@@ -250,8 +250,7 @@ def _one(x: object, call: str, observer_refs: int) -> Read:
 
 def _focused(x: object, focus: str, caller: Caller) -> Report:
     reads = [_one(x, f"inspect_{'data_ptr' if focus == 'data' else 'storage_device'}", 4)]
-    selection = select_findings(_find(reads), caller=caller, report_unused=False)
-    report = Report(reads, selection.findings, caller=caller, focus=focus, **selection.fields())
+    report = _answer(reads, caller, report_unused=True, focus=focus)
     if not _in_ipython():
         _print(report)
     return report
@@ -278,25 +277,38 @@ def _read_all(
     return reads, None
 
 
-def _rename(reads: list[Read], name: str) -> None:
-    for read in reads:
-        read.name = name + read.name[1:] if read.name.startswith("x") else read.name
-        read.also = [name + path[1:] if path.startswith("x") else path for path in read.also]
+def _answer(reads: list[Read], caller: Caller, *, report_unused: bool, **fields: Any) -> Report:
+    """Ask the rules and make the report; where there is nothing to say, names are left for later."""
+    suspects = _suspects(reads)
+    if not suspects and not report_unused:
+        return Report(reads, (), caller=caller, **fields)
+    name_roots(reads, caller)
+    selection = select_findings(_explain(suspects), caller=caller)
+    return Report(reads, selection.findings, **fields, **selection.fields())
 
 
-def _find(reads: Iterable[Read]) -> tuple[Finding, ...]:
-    suspects: dict[int, list[TensorRecord]] = {}
+_Suspects = list[tuple[int, Read, Any]]
+
+
+def _suspects(reads: Iterable[Read]) -> _Suspects:
+    """Answer which rule suspects which record; the tensors that a tensor is made of are asked about too."""
+    found: _Suspects = []
     for read in reads:
-        for number, rule in enumerate(_RULES):
-            if rule.suspects(read.record):
-                suspects.setdefault(number, []).append(read.model())
-        for _, inner in read.record.inner:
+        records = [read.record]
+        for record in records:
             for number, rule in enumerate(_RULES):
-                if rule.suspects(inner):
-                    suspects.setdefault(number, []).append(read.model())
-    if not suspects:
-        return ()
-    return tuple(finding for number in sorted(suspects) for finding in _RULES[number].findings(suspects[number]))
+                if rule.suspects(record):
+                    found.append((number, read, record))
+            records += [inner for _, inner in record.inner]
+    return found
+
+
+def _explain(suspects: _Suspects) -> tuple[Finding, ...]:
+    by_rule: dict[int, list[TensorRecord]] = {}
+    for number, read, record in suspects:
+        model = read.model() if record is read.record else inner_model(read, record)
+        by_rule.setdefault(number, []).append(model)
+    return tuple(finding for number in sorted(by_rule) for finding in _RULES[number].findings(by_rule[number]))
 
 
 def _nothing_found(call: str, x: object, container: bool = True) -> str:

@@ -373,9 +373,21 @@ class Read:
         self.record = record
         self.also: list[str] = []
 
-    def model(self, name: str | None = None) -> TensorRecord:
+    def model(self) -> TensorRecord:
         """Copy the native record into the model."""
-        return _model(self.record, self.name if name is None else name, tuple(self.also))
+        return _model(self.record, self.name, tuple(self.also))
+
+
+ROOTS = ("x", "y")
+"""What the arguments of a call are called until somebody asks for their names in the caller's source."""
+
+
+def name_roots(reads: Iterable[Read], caller: Caller) -> None:
+    """Call every path after the expression that was handed in: ``x[0]`` becomes ``batch[0]``."""
+    names = {root: caller.argument(root, index) for index, root in enumerate(ROOTS)}
+    for read in reads:
+        read.name = names[read.name[0]] + read.name[1:]
+        read.also = [names[path[0]] + path[1:] for path in read.also]
 
 
 def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
@@ -392,6 +404,16 @@ def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
         inner=tuple(inner),
         also=also,
     )
+
+
+def inner_model(read: Read, native: Any) -> TensorRecord:
+    """Copy a record found inside another one, under the path of the outer one."""
+    paths = [(read.name, read.record)]
+    for path, record in paths:
+        if record is native:
+            return _model(native, path)
+        paths += [(f"{path}.{role}", inner) for role, inner in record.inner]
+    raise ValueError("the record is not part of this read")
 
 
 def _copy(native: Any, model: type[Any]) -> Any:
@@ -453,12 +475,12 @@ class Report:
     def document(self) -> Document:
         """The report as plain immutable data, made on first use."""
         if self._document is None:
-            # One tensor handed in by itself is called what the caller calls it.
-            name = self._caller.argument("x") if self._caller is not None and len(self._reads) == 1 else None
+            if self._caller is not None:
+                name_roots(self._reads, self._caller)
             self._document = Document(
                 schema_version=SCHEMA_VERSION,
                 provenance=_provenance(self._time),
-                records=tuple(read.model(name) for read in self._reads),
+                records=tuple(read.model() for read in self._reads),
                 findings=self.findings,
                 **self._fields,
             )

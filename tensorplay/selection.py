@@ -112,8 +112,8 @@ class Caller(msgspec.Struct, frozen=True):
         function = None if self.code.co_name == "<module>" else self.code.co_name
         return Where(name=name, file=_shorten(self.file), line=self.span()[0], function=function, source=self.source)
 
-    def argument(self, fallback: str) -> str:
-        """Answer the source text of the call's first argument, or the fallback where it is not plain to see."""
+    def argument(self, fallback: str, index: int = 0) -> str:
+        """Answer the source text of one of the call's arguments, or the fallback where it is not plain to see."""
         first, last, start, end = self.span()
         lines = [linecache.getline(self.file, number) for number in range(first, last + 1)]
         raw = [line.encode() for line in lines]
@@ -125,9 +125,11 @@ class Caller(msgspec.Struct, frozen=True):
             call = ast.parse(text.strip(), mode="eval").body
         except SyntaxError:
             return fallback
-        if not isinstance(call, ast.Call) or not call.args or isinstance(call.args[0], ast.Starred):
+        if not isinstance(call, ast.Call) or index >= len(call.args):
             return fallback
-        name = ast.unparse(call.args[0])
+        if any(isinstance(argument, ast.Starred) for argument in call.args[: index + 1]):
+            return fallback
+        name = ast.unparse(call.args[index])
         return name if len(name) <= _LONGEST_NAME else fallback
 
 

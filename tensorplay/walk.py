@@ -64,7 +64,8 @@ def attributes(obj: object) -> dict[str, Any]:
     cls = type(obj)
     for base in cls.__mro__:
         for name, member in vars(base).items():
-            if type(member) is types.MemberDescriptorType and name not in found:
+            # types.SimpleNamespace has its dictionary in a slot of that name.
+            if type(member) is types.MemberDescriptorType and name not in found and name != "__dict__":
                 try:
                     found[name] = member.__get__(obj, cls)
                 except AttributeError:

@@ -65,10 +65,16 @@ std::vector<int64_t> walk(const Geometry& geometry, const std::vector<size_t>& s
   return cells;
 }
 
-std::vector<size_t> row_major(const Geometry& geometry) {
-  std::vector<size_t> dims(geometry.sizes.size());
-  std::iota(dims.begin(), dims.end(), size_t{0});
-  return dims;
+std::vector<size_t> first_dim_first(size_t dims) {
+  std::vector<size_t> order(dims);
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
+std::vector<size_t> last_dim_first(size_t dims) {
+  std::vector<size_t> order = first_dim_first(dims);
+  std::reverse(order.begin(), order.end());
+  return order;
 }
 
 bool is_unbroken(const std::vector<int64_t>& cells) {
@@ -77,7 +83,7 @@ bool is_unbroken(const std::vector<int64_t>& cells) {
 }
 
 MemoryFormat oracle_format(const Geometry& geometry) {
-  const std::vector<int64_t> cells = walk(geometry, row_major(geometry));
+  const std::vector<int64_t> cells = walk(geometry, first_dim_first(geometry.sizes.size()));
   if (is_unbroken(cells)) return MemoryFormat::kContiguous;
   const size_t dims = geometry.sizes.size();
   if (dims == 4 && is_unbroken(walk(geometry, {0, 2, 3, 1}))) return MemoryFormat::kChannelsLast;
@@ -97,7 +103,7 @@ struct Tally {
 };
 
 void check_against_oracle(const Geometry& geometry, Tally& tally) {
-  const std::vector<int64_t> cells = walk(geometry, row_major(geometry));
+  const std::vector<int64_t> cells = walk(geometry, first_dim_first(geometry.sizes.size()));
   const std::set<int64_t> distinct(cells.begin(), cells.end());
   const Bounds range = cells.empty() ? Bounds{geometry.offset, geometry.offset}
                                      : Bounds{*distinct.begin(), *distinct.rbegin() + 1};
@@ -218,44 +224,42 @@ TEST(RandomGeometry, chain_of_views_agrees_with_oracle) {
   Dice dice(20261);
   Tally tally;
 
-  for (int i = 0; i < 12'000; ++i) {
-    Geometry view = dense(random_sizes(dice, 0, 4, 6), {}, dice.between(0, 20));
-    std::vector<size_t> order = row_major(view);
-    std::reverse(order.begin(), order.end());
-    view = dense(view.sizes, order, view.offset);
+  for (int i = 0; i < 25'000; ++i) {
+    Ints sizes = random_sizes(dice, 0, 4, 6);
+    const size_t dims = sizes.size();
+    Geometry view = dense(std::move(sizes), last_dim_first(dims), dice.between(0, 20));
     for (int64_t steps = dice.between(0, 6); steps > 0; --steps) take_view(view, dice);
     ASSERT_NO_FATAL_FAILURE(check_against_oracle(view, tally));
   }
 
-  EXPECT_EQ(tally.cases, 12'000);
-  EXPECT_GT(tally.overlap, 1'000);
-  EXPECT_GT(tally.empty, 100);
+  EXPECT_EQ(tally.cases, 25'000);
+  EXPECT_GT(tally.overlap, 2'000);
+  EXPECT_GT(tally.empty, 200);
 }
 
 TEST(RandomGeometry, arbitrary_strides_agree_with_oracle) {
   Dice dice(20262);
   Tally tally;
 
-  for (int i = 0; i < 12'000; ++i) {
+  for (int i = 0; i < 25'000; ++i) {
     Geometry made{random_sizes(dice, 0, 5, 4), {}, dice.between(-50, 50)};
     const int64_t reach = dice.one_in(2) ? 6 : 90;
     for (size_t dim = 0; dim < made.sizes.size(); ++dim) made.strides.push_back(dice.between(-reach, reach));
     ASSERT_NO_FATAL_FAILURE(check_against_oracle(made, tally));
   }
 
-  EXPECT_EQ(tally.cases, 12'000);
-  EXPECT_GT(tally.hard, 3'000) << "the generator no longer reaches the bitmap";
-  EXPECT_LT(tally.hard, 9'000) << "the generator no longer reaches the closed form";
+  EXPECT_EQ(tally.cases, 25'000);
+  EXPECT_GT(tally.hard, 6'000) << "the generator no longer reaches the bitmap";
+  EXPECT_LT(tally.hard, 19'000) << "the generator no longer reaches the closed form";
 }
 
 TEST(RandomGeometry, dense_in_any_order_agrees_with_oracle) {
   Dice dice(20263);
   Tally tally;
 
-  for (int i = 0; i < 6'000; ++i) {
+  for (int i = 0; i < 10'000; ++i) {
     Ints sizes = random_sizes(dice, 1, 5, 4);
-    std::vector<size_t> order(sizes.size());
-    std::iota(order.begin(), order.end(), size_t{0});
+    std::vector<size_t> order = first_dim_first(sizes.size());
     for (size_t at = order.size(); at > 1; --at) {
       std::swap(order[at - 1], order[static_cast<size_t>(dice.between(0, static_cast<int64_t>(at) - 1))]);
     }
@@ -266,8 +270,8 @@ TEST(RandomGeometry, dense_in_any_order_agrees_with_oracle) {
     ASSERT_NO_FATAL_FAILURE(check_against_oracle(made, tally));
   }
 
-  EXPECT_EQ(tally.cases, 6'000);
-  EXPECT_GT(tally.permuted, 1'500);
+  EXPECT_EQ(tally.cases, 10'000);
+  EXPECT_GT(tally.permuted, 2'500);
 }
 
 // More cells than a word of the bitmap holds, and shifts that cross words.
@@ -275,13 +279,13 @@ TEST(RandomGeometry, long_overlapping_rows_agree_with_oracle) {
   Dice dice(20264);
   Tally tally;
 
-  for (int i = 0; i < 600; ++i) {
+  for (int i = 0; i < 1'000; ++i) {
     const Geometry made{
         {dice.between(2, 40), dice.between(2, 40)}, {dice.between(1, 130), dice.between(1, 130)}, 0};
     ASSERT_NO_FATAL_FAILURE(check_against_oracle(made, tally));
   }
 
-  EXPECT_GT(tally.hard, 100);
+  EXPECT_GT(tally.hard, 150);
   EXPECT_GT(tally.overlap, 100);
 }
 
@@ -393,6 +397,21 @@ TEST(DistinctCells, beyond_64_bits_is_absent) {
   EXPECT_EQ(distinct_cells(Ints{2, 2}, Ints{1, kMax}), std::nullopt);
   EXPECT_EQ(distinct_cells(Ints{kMax, kMax}, Ints{1, kMax}), std::nullopt);
   EXPECT_EQ(distinct_cells(Ints{4}, Ints{kMax}), 4);  // the strides' common factor goes first
+}
+
+// Absent or 2, but not undefined behaviour: the smallest number has no magnitude in 64 bits.
+TEST(DistinctCells, DISABLED_smallest_stride_is_answered) {
+  EXPECT_EQ(distinct_cells(Ints{2}, Ints{kMin}).value_or(2), 2);
+  EXPECT_EQ(distinct_cells(Ints{2, 2}, Ints{kMin, kMin}).value_or(3), 3);
+}
+
+// No storage holds so many cells, so that nothing of this size is dense.
+TEST(IsContiguous, DISABLED_more_elements_than_64_bits_is_not) {
+  const int64_t large = int64_t{1} << 32;
+
+  EXPECT_FALSE(is_contiguous(Ints{2, large, large}, Ints{0, large, 1}));
+  EXPECT_EQ(memory_format(Ints{2, large, large}, Ints{0, large, 1}), MemoryFormat::kStrided);
+  EXPECT_EQ(memory_format(Ints{large, large, 2}, Ints{1, large, 0}), MemoryFormat::kStrided);
 }
 
 TEST(IsContiguous, size_one_and_empty_ignore_strides) {

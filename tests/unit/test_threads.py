@@ -1,0 +1,61 @@
+"""Ten threads probe while others create, write and free tensors."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+import tensorplay as tp
+from tensorplay._native import C
+
+PROBES = 10
+MAKERS = 3
+ROUNDS = 200
+
+
+def test_probing_while_other_threads_create_write_and_free():
+    shared = [torch.randn(4, 6, requires_grad=True) for _ in range(8)]
+    bases = [x.clone() for x in shared]
+    views = [base[1:] for base in bases]
+    start = threading.Barrier(PROBES + MAKERS)
+    errors: list[BaseException] = []
+    done = [0] * PROBES
+
+    def probe(number: int) -> None:
+        start.wait()
+        for round_ in range(ROUNDS):
+            x = (shared, bases, views)[round_ % 3][(number + round_) % 8]
+            record = C.read(x)
+            assert record.impl.numel in (24, 18)
+            assert record.storage.nbytes == 96
+            if round_ % 20 == 0:
+                report = tp.check({"shared": shared, "views": views})
+                assert not report.findings
+                assert len(report.to_json()) > 1000
+            done[number] += 1
+
+    def make(number: int) -> None:
+        start.wait()
+        for round_ in range(ROUNDS):
+            index = (number + round_) % 8
+            with torch.no_grad():
+                bases[index].mul_(1.0)  # the views over it become stale
+            views[index] = bases[index][1:]
+            (shared[index] * torch.randn(4, 6)).sum().backward()
+
+    def run(body, number: int) -> None:
+        try:
+            body(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(probe, n)) for n in range(PROBES)]
+    threads += [threading.Thread(target=run, args=(make, n)) for n in range(MAKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert done == [ROUNDS] * PROBES
