@@ -86,7 +86,9 @@ def write_build_header() -> Path:
     """Put the facts where module.cpp includes them; left alone when equal, so that nothing is compiled again."""
     path = ROOT / "build" / "generated" / "tensorplay_build_info.h"
     quoted = {key: f'"{value}"' if isinstance(value, str) else value for key, value in BUILD_INFO.items()}
-    text = "#pragma once\n" + "".join(f"#define TENSORPLAY_BUILT_{key.upper()} {value}\n" for key, value in quoted.items())
+    text = "#pragma once\n" + "".join(
+        f"#define TENSORPLAY_BUILT_{key.upper()} {value}\n" for key, value in quoted.items()
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
@@ -105,8 +107,11 @@ setup(
     ext_modules=[
         CppExtension(
             "tensorplay._C",
-            sources=sorted(str(path.relative_to(ROOT)) for room in ("core", "python")
-                           for path in (ROOT / "csrc" / room).glob("*.cpp")),
+            sources=sorted(
+                str(path.relative_to(ROOT))
+                for room in ("core", "python")
+                for path in (ROOT / "csrc" / room).glob("*.cpp")
+            ),
             depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),
             include_dirs=[str(write_build_header().parent)],
             libraries=["shm"],

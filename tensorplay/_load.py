@@ -65,7 +65,9 @@ def _read_build_info() -> dict[str, Any]:
         module = importlib.import_module("tensorplay._build_info")
     except ImportError as error:
         raise _fail(
-            "the native extension is not built", "this folder holds the sources only", "pip install -e . (in the checkout)"
+            "the native extension is not built",
+            "this folder holds the sources only",
+            "pip install -e . (in the checkout)",
         ) from error
     info: dict[str, Any] = module.BUILD_INFO
     return info
@@ -140,7 +142,7 @@ def load() -> Any:
         )
     if differs := canary(extension):
         raise _fail(
-            f"built for torch {info['torch']}, running on torch {torch.__version__}, but the test read failed ({differs})",
+            f"built for torch {info['torch']}, running on torch {torch.__version__}, but a read failed ({differs})",
             "this torch is not the one its version number says, and nothing read from it could be trusted",
         )
     with _plain_tensors():

@@ -229,9 +229,8 @@ def _consistency(record: TensorRecord, own: int | None) -> tuple[bool, list[str]
     if extent.first_byte < 0:
         problems.append(f"the first byte reached lies {bytes_text(-extent.first_byte)} before the storage")
     if extent.needed_nbytes > extent.storage_nbytes:
-        problems.append(
-            f"the last byte reached is number {extent.needed_nbytes - 1}, the storage has {bytes_text(extent.storage_nbytes)}"
-        )
+        has = bytes_text(extent.storage_nbytes)
+        problems.append(f"the last byte reached is number {extent.needed_nbytes - 1}, the storage has {has}")
     elif impl.numel == 0:
         facts.append("no elements: no byte is reached")
     else:
@@ -353,7 +352,10 @@ def _changes(before: Iterable[TensorRecord], after: Iterable[TensorRecord]) -> I
             for field in two.__struct_fields__:
                 if getattr(one, field) != getattr(two, field):
                     yield Change(
-                        name=record.name, field=f"{layer}.{field}", before=getattr(one, field), after=getattr(two, field)
+                        name=record.name,
+                        field=f"{layer}.{field}",
+                        before=getattr(one, field),
+                        after=getattr(two, field),
                     )
     for name in old:
         yield Change(name=name, field="record", before="there", after=None)

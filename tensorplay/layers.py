@@ -52,11 +52,7 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 
-class _Model(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the model: immutable, keyword arguments only, unknown JSON fields ignored."""
-
-
-class PythonLayer(_Model):
+class PythonLayer(msgspec.Struct, frozen=True, kw_only=True):
     """The Python object."""
 
     address: int
@@ -73,7 +69,7 @@ class PythonLayer(_Model):
     """Whether the impl's PyObject slot names this very object."""
 
 
-class ImplLayer(_Model):
+class ImplLayer(msgspec.Struct, frozen=True, kw_only=True):
     """The ``c10::TensorImpl``: shape, strides, types, autograd's own fields."""
 
     address: int
@@ -140,7 +136,7 @@ class ImplLayer(_Model):
     """Whether the Python subclass answers ``.shape`` itself and may say otherwise."""
 
 
-class SharedMemory(_Model):
+class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The mapping behind a storage that other processes can open, or that a file backs."""
 
     handle: str
@@ -155,7 +151,7 @@ class SharedMemory(_Model):
     """Whether the mapping carries a reference count of its own."""
 
 
-class StorageLayer(_Model):
+class StorageLayer(msgspec.Struct, frozen=True, kw_only=True):
     """The ``c10::StorageImpl``: the bytes that views share."""
 
     address: int
@@ -188,7 +184,7 @@ class StorageLayer(_Model):
     """The mapping behind it, where there is one."""
 
 
-class DataLayer(_Model):
+class DataLayer(msgspec.Struct, frozen=True, kw_only=True):
     """The ``at::DataPtr``: where the bytes are and who frees them."""
 
     pointer: int
@@ -207,7 +203,7 @@ class DataLayer(_Model):
     """Whose memory it is, by the callable that frees it: numpy, frombuffer, dlpack, or its C++ type."""
 
 
-class Extent(_Model):
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """Which bytes of its storage the tensor reaches. Offsets count from the storage's first byte."""
 
     nbytes: int
@@ -232,7 +228,7 @@ class Extent(_Model):
     """Whether it fills its range, each element once."""
 
 
-class InnerRecord(_Model):
+class InnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor that another one is made of."""
 
     role: str
@@ -240,7 +236,7 @@ class InnerRecord(_Model):
     record: TensorRecord
 
 
-class TensorRecord(_Model):
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What one probe read of one tensor, layer by layer."""
 
     name: str
@@ -260,7 +256,7 @@ class TensorRecord(_Model):
     """Further paths to the same Python object."""
 
 
-class Where(_Model):
+class Where(msgspec.Struct, frozen=True, kw_only=True):
     """The place a finding is about."""
 
     name: str
@@ -278,7 +274,7 @@ class Where(_Model):
         return f"{place} in {self.function}" if self.function else place
 
 
-class Finding(_Model):
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One diagnosis."""
 
     code: str
@@ -299,7 +295,7 @@ class Finding(_Model):
     """Where the evidence was read, with the header that defines it."""
 
 
-class Suppressed(_Model):
+class Suppressed(msgspec.Struct, frozen=True, kw_only=True):
     """Findings that were found and not shown."""
 
     code: str
@@ -309,7 +305,7 @@ class Suppressed(_Model):
     reason: str | None = None
 
 
-class UnusedIgnore(_Model):
+class UnusedIgnore(msgspec.Struct, frozen=True, kw_only=True):
     """An inline ignore on the line that asked, which suppressed nothing."""
 
     code: str
@@ -317,14 +313,14 @@ class UnusedIgnore(_Model):
     line: int
 
 
-class Truncated(_Model):
+class Truncated(msgspec.Struct, frozen=True, kw_only=True):
     """Says that not all tensors were read."""
 
     max_tensors: int
     """The bound; one record a tensor up to it."""
 
 
-class Change(_Model):
+class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One field that differs from the last report with the same label."""
 
     name: str
@@ -333,7 +329,7 @@ class Change(_Model):
     after: Any
 
 
-class Provenance(_Model):
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
     tensorplay: str
@@ -346,7 +342,7 @@ class Provenance(_Model):
     """When it was read: UTC, ISO 8601."""
 
 
-class Document(_Model):
+class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A report as it is stored: this is the published JSON schema."""
 
     schema_version: int

@@ -24,9 +24,29 @@ Found = tuple[str, torch.Tensor]
 # What nn.Module keeps for itself in the instance dictionary, beside the three tables read by name.
 _MODULE_INTERNALS = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_LEAVES = (type(None), str, bytes, bytearray, memoryview, int, float, complex, type, types.ModuleType, types.FunctionType,
-           types.BuiltinFunctionType, types.MethodType, types.CodeType, types.FrameType, types.GeneratorType,
-           torch.dtype, torch.device, torch.Size, torch.UntypedStorage, torch.Generator)
+_LEAVES = (
+    type(None),
+    str,
+    bytes,
+    bytearray,
+    memoryview,
+    int,
+    float,
+    complex,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.CodeType,
+    types.FrameType,
+    types.GeneratorType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.UntypedStorage,
+    torch.Generator,
+)
 
 
 def find_tensors(named: Iterable[tuple[str, object]]) -> Iterator[Found]:
@@ -75,9 +95,7 @@ def attributes(obj: object) -> dict[str, Any]:
     return found
 
 
-def _container_children(
-    path: str, obj: Any, names: dict[int, str], keep: list[object]
-) -> list[tuple[str, Any]] | None:
+def _container_children(path: str, obj: Any, names: dict[int, str], keep: list[object]) -> list[tuple[str, Any]] | None:
     """Answer what a container holds, or None for what is no container."""
     cls = type(obj)
     if issubclass(cls, torch.optim.Optimizer):

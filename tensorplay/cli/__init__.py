@@ -41,8 +41,8 @@ def main() -> None:
         if os.environ.get("TENSORPLAY_DEBUG"):
             raise
         click.echo(
-            f"tensorplay: internal error in version {__version__}, {type(error).__name__}: {error}. This is a bug of the "
-            "tool: run again with TENSORPLAY_DEBUG=1 and report the traceback",
+            f"tensorplay: internal error in version {__version__}, {type(error).__name__}: {error}. This is a "
+            "bug of the tool: run again with TENSORPLAY_DEBUG=1 and report the traceback",
             err=True,
         )
         sys.exit(2)

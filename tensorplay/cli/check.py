@@ -26,7 +26,9 @@ __all__ = ["check"]
     help="Least severity that makes the exit code 1.  [default: pyproject.toml's, else warning]",
 )
 @click.option("--exit-zero", is_flag=True, help="Answer exit code 0 whatever is found.")
-@click.option("--max-tensors", type=click.IntRange(min=1), default=10_000, show_default=True, help="Read at most so many.")
+@click.option(
+    "--max-tensors", type=click.IntRange(min=1), default=10_000, show_default=True, help="Read at most so many."
+)
 @click.option("--addresses", is_flag=True, help="Print addresses in hex in place of short names.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite the output file.")
@@ -76,7 +78,7 @@ def check(
         click.echo(f"wrote {output}", err=True)
     else:
         click.echo(text)
-    limit = SEVERITIES.index(fail_on or config.fail_on)  # type: ignore[arg-type]
+    limit = SEVERITIES.index(fail_on or config.fail_on)
     failed = any(SEVERITIES.index(finding.severity) <= limit for finding in report.findings)
     sys.exit(1 if failed and not exit_zero else 0)
 

@@ -41,9 +41,13 @@ def _examine() -> Iterator[tuple[bool, str, str]]:
         yield False, "extension", str(error).removeprefix("tensorplay: ")
         return
     info = _load.BUILD_INFO
-    yield True, "extension", (
-        f"built for torch {info['torch']}, Python {info['python']}, by {info['compiler']}, C++ {info['cxx_standard']}, "
-        f"CXX11 ABI {info['cxx11_abi']}"
+    yield (
+        True,
+        "extension",
+        (
+            f"built for torch {info['torch']}, Python {info['python']}, by {info['compiler']}, "
+            f"C++ {info['cxx_standard']}, CXX11 ABI {info['cxx11_abi']}"
+        ),
     )
     yield True, "test read", "eleven native answers equal Python's"
     yield True, "GPU part", _gpu_part(torch.version.cuda is not None)

@@ -60,9 +60,7 @@ def strides_picture(
     return [row if isinstance(row, str) else " ".join(text.ljust(pad) for text in row).rstrip() for row in rows]
 
 
-def _first_index(
-    shape: Sequence[int], stride: Sequence[int], cell: int
-) -> tuple[tuple[int, ...] | None, bool]:
+def _first_index(shape: Sequence[int], stride: Sequence[int], cell: int) -> tuple[tuple[int, ...] | None, bool]:
     """Find the first index that reaches a cell, and whether another one does too."""
     lows, highs = [0], [0]
     for size, step in zip(reversed(shape), reversed(stride), strict=True):

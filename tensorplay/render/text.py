@@ -25,23 +25,17 @@ _MOST_PICTURE_ELEMENTS = 1 << 20
 _COLORS = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 
 
-class _Encoded(io.StringIO):
-    """A string buffer that tells rich which characters its reader can show."""
+class _AsciiBuffer(io.StringIO):
+    """A string buffer that tells rich to draw with ASCII characters."""
 
-    def __init__(self, encoding: str) -> None:
-        super().__init__()
-        self._encoding = encoding
-
-    @property
-    def encoding(self) -> str:
-        return self._encoding
+    encoding = "ascii"
 
 
 def render(
     document: Document, *, width: int | None = None, color: bool = False, ascii: bool = False, addresses: bool = False
 ) -> str:
     """Answer a report as text; arguments as for Report.text()."""
-    buffer = _Encoded("ascii" if ascii else "utf-8")
+    buffer = _AsciiBuffer() if ascii else io.StringIO()
     columns = width or shutil.get_terminal_size((100, 24)).columns
     console = Console(
         file=buffer, width=columns, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
@@ -55,13 +49,15 @@ def print_report(document: Document, file: IO[str]) -> None:
     ascii = not str(getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
     terminal = Console(file=file)
     color = terminal.is_terminal and not terminal.no_color
-    file.write(render(document, width=terminal.width if terminal.is_terminal else None, color=color, ascii=ascii) + "\n")
+    file.write(
+        render(document, width=terminal.width if terminal.is_terminal else None, color=color, ascii=ascii) + "\n"
+    )
     file.flush()
 
 
 def render_finding(finding: Finding, *, width: int = 100) -> str:
     """Answer one finding as text."""
-    buffer = _Encoded("utf-8")
+    buffer = io.StringIO()
     console = Console(file=buffer, width=width, no_color=True, highlight=False)
     console.print(_finding(finding))
     return _trim(buffer.getvalue())
@@ -239,7 +235,10 @@ class _Writer:
         ):
             if flag:
                 facts.append(words)
-        lines = [f"{bytes_text(storage.nbytes)}  use_count {storage.use_count}: {self.owners(record)}", ", ".join(facts)]
+        lines = [
+            f"{bytes_text(storage.nbytes)}  use_count {storage.use_count}: {self.owners(record)}",
+            ", ".join(facts),
+        ]
         if (shared := storage.shared_memory) is not None:
             lines.append(f"mapped: {shared.handle}, {bytes_text(shared.mapped_nbytes)}")
         return _layer("storage", f"{self.name('S', storage.address)} {storage.type}", lines)
@@ -262,10 +261,7 @@ class _Writer:
     def data(self, record: TensorRecord) -> Table:
         data = record.data
         assert data is not None
-        if data.pointer == 0:
-            where = "null pointer"
-        else:
-            where = f"{self.name('D', data.pointer)} on {data.device}"
+        where = "null pointer" if data.pointer == 0 else f"{self.name('D', data.pointer)} on {data.device}"
         maker = f" of {data.maker}" if data.maker else ""
         origin = {
             "none": "nothing to read",
@@ -330,14 +326,14 @@ class _Writer:
                 "impl": f"{record.impl.device}  (device_opt_)",
                 "key set": f"{record.impl.backend}  ({', '.join(record.impl.keys)})",
                 "DataPtr": data.device,
-                "allocator": f"{storage.allocator_device or 'registered for none'}  ({storage.allocator or 'no allocator'})",
+                "allocator": f"{storage.allocator_device or 'of no device'}  ({storage.allocator or 'no allocator'})",
             }
         else:
             facts = {
                 "storage pointer": f"{data.pointer:#x}",
-                "data_ptr": "none" if data.data_ptr is None else (
-                    f"{data.data_ptr:#x} = pointer + {record.impl.storage_offset} x {record.impl.itemsize}"
-                ),
+                "data_ptr": "none"
+                if data.data_ptr is None
+                else (f"{data.data_ptr:#x} = pointer + {record.impl.storage_offset} x {record.impl.itemsize}"),
                 "device": data.device,
                 "context": "none" if data.context is None else f"{data.context:#x}",
                 "deleter": data.deleter or "none",
@@ -377,7 +373,9 @@ class _Writer:
         for header in ("name", "field", "before", "now"):
             table.add_column(header, overflow="fold")
         for change in rows:
-            table.add_row(change.name, change.field, self.value(change, change.before), self.value(change, change.after))
+            table.add_row(
+                change.name, change.field, self.value(change, change.before), self.value(change, change.after)
+            )
         moved = {change.name for change in rows if change.field == "impl.address"}
         same = sorted({c.name for c in rows if c.field.startswith("storage.") and c.name not in moved})
         note = "addresses that stayed may be recycled by a new tensor: without the tracker that is not known"
@@ -393,7 +391,9 @@ class _Writer:
         document = self.document
         storages = {r.storage.address: r.storage.nbytes for r in _flat(document.records) if r.storage is not None}
         total = sum(nbytes for nbytes in storages.values() if isinstance(nbytes, int))
-        text = Text(f"{plural(len(document.records), 'tensor')}, {plural(len(storages), 'storage')}, {bytes_text(total)}: ")
+        text = Text(
+            f"{plural(len(document.records), 'tensor')}, {plural(len(storages), 'storage')}, {bytes_text(total)}: "
+        )
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
         found = [(f"{count} {severity}", _COLORS[severity]) for severity, count in counts if count]
         for number, (words, style) in enumerate(found):

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tensorplay.layers import Finding, TensorRecord
-from tensorplay.words import bytes_text, describe
 from tensorplay.rules.registry import Rule
+from tensorplay.words import bytes_text, describe
 
 __all__ = ["DevicesDisagree", "NullPointerWithBytes", "ReachesPastStorage"]
 
+_TENSOR_IMPL = "c10/core/TensorImpl.h"
+_STORAGE_IMPL = "c10/core/StorageImpl.h"
 # Kinds made by design without memory, or with labels of two devices.
 _WITHOUT_MEMORY = frozenset({"meta", "fake", "zerotensor", "wrapper_subclass", "nested_jagged", "functional"})
 
@@ -113,14 +115,15 @@ class DevicesDisagree(Rule):
                 subject=describe(record),
                 evidence={**evidence, "conflicts": conflicts},
                 why=(
-                    "the key set chooses the kernels and the DataPtr the memory they touch: when the two are of different "
+                    "the key set chooses the kernels, the DataPtr the memory they touch: when the two are of different "
                     "devices, kernels read addresses that are not theirs, or write nothing"
                 ),
                 fix=(
-                    f"make it anew where it should be, x = torch.empty(shape, device={record.data.device!r}).copy_(source), "
-                    "and find who set the device of one layer alone (a C++ extension, _make_subclass(device_for_backend_keys=))"
+                    f"make it anew where it should be, torch.empty(shape, device={record.data.device!r}).copy_(source), "
+                    "and find who set the device of one layer alone: a C++ extension, or "
+                    "_make_subclass(device_for_backend_keys=)"
                 ),
-                source="read: c10/core/TensorImpl.h device_opt_, key_set_; c10/core/StorageImpl.h data_ptr_, allocator_",
+                source=f"read: {_TENSOR_IMPL} device_opt_, key_set_; {_STORAGE_IMPL} data_ptr_, allocator_",
             )
 
 
@@ -229,20 +232,20 @@ class ReachesPastStorage(Rule):
                     ],
                 },
                 why=(
-                    "its storage was resized to 0 bytes while this tensor was alive; data_ptr() is null + offset, and reading "
-                    "it ends the process"
+                    "its storage was resized to 0 bytes while this tensor was alive; data_ptr() is null + offset, and "
+                    "reading it ends the process"
                     if emptied
-                    else "its storage was made smaller while this tensor was alive, or its geometry was set larger than the "
-                    "storage; reading it returns foreign bytes or ends the process, without an exception"
+                    else "its storage was made smaller while this tensor was alive, or its geometry was set larger than "
+                    "the storage; reading it returns foreign bytes or ends the process, without an exception"
                 ),
                 fix=(
-                    "use it only while its storage is filled (FSDP: while the parameter is unsharded), or clone() it before "
-                    "the storage is released"
+                    "use it only while its storage is filled (FSDP: while the parameter is unsharded), or clone() it "
+                    "before the storage is released"
                     if emptied
-                    else f"grow the storage back first, untyped_storage().resize_({needed}), or make the view anew from the "
-                    "tensor that is left"
+                    else f"grow the storage back first, untyped_storage().resize_({needed}), or make a new view of "
+                    "the tensor that is left"
                 ),
-                source="read: c10/core/StorageImpl.h size_bytes_; c10/core/TensorImpl.h sizes_and_strides_, storage_offset_",
+                source=f"read: {_STORAGE_IMPL} size_bytes_; {_TENSOR_IMPL} sizes_and_strides_, storage_offset_",
             )
 
 
@@ -309,7 +312,7 @@ class NullPointerWithBytes(Rule):
             yield self.finding(
                 record.name,
                 headline="null pointer with bytes to read",
-                subject=f"{describe(record)} over a storage that claims {bytes_text(record.storage.nbytes)} at address 0",
+                subject=f"{describe(record)} over a storage of {bytes_text(record.storage.nbytes)} at address 0",
                 evidence={
                     "storage_pointer": 0,
                     "storage_nbytes": record.storage.nbytes,
@@ -320,6 +323,9 @@ class NullPointerWithBytes(Rule):
                     "tensors": [r.name for r in group],
                 },
                 why="every read of an element dereferences a null pointer and ends the process",
-                fix="make the tensor anew from the source of its data; look for the C++ code that wrapped a null or moved-from buffer",
-                source="read: c10/core/StorageImpl.h data_ptr_, size_bytes_",
+                fix=(
+                    "make the tensor anew from the source of its data; look for the C++ code that wrapped a null or "
+                    "moved-from buffer"
+                ),
+                source=f"read: {_STORAGE_IMPL} data_ptr_, size_bytes_",
             )

@@ -72,7 +72,9 @@ def test_op_db_samples_read_as_python_reads_them(part, show):
         used += bool(found)
         tensors += len(found)
 
-    show(f"op_db part {part + 1} of {PARTS}: {used} operators, {tensors} tensors compared, {failed} samples did not run")
+    show(
+        f"op_db part {part + 1} of {PARTS}: {used} operators, {tensors} tensors compared, {failed} samples did not run"
+    )
     assert used > 100
     assert tensors > 1_000
     assert failed < 0.02 * tensors

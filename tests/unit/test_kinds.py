@@ -35,7 +35,11 @@ KINDS = [
     ("numpy", helpers.numpy_tensor, {"data.origin": "callback", "data.maker": "numpy", "storage.resizable": False}),
     ("frombuffer", lambda: torch.frombuffer(bytearray(8), dtype=torch.int32), {"data.maker": "frombuffer"}),
     ("dlpack", lambda: torch.from_dlpack(np.zeros(4)), {"data.maker": "dlpack"}),
-    ("shared", lambda: torch.zeros(3).share_memory_(), {"data.origin": "mapped", "storage.shared_memory.mapped_nbytes": 12}),
+    (
+        "shared",
+        lambda: torch.zeros(3).share_memory_(),
+        {"data.origin": "mapped", "storage.shared_memory.mapped_nbytes": 12},
+    ),
     ("cow", lambda: torch._lazy_clone(X), {"storage.copy_on_write": True, "data.origin": "copy_on_write"}),
     ("empty", lambda: torch.empty(0), {"kind": "strided", "data.pointer": 0, "extent.needed_nbytes": 0}),
     ("meta", lambda: torch.empty(3, 4, device="meta"), {"kind": "meta", "data.pointer": 0, "storage.nbytes": 48}),
@@ -49,8 +53,16 @@ KINDS = [
     ("sparse csc", lambda: torch.eye(4).to_sparse_csc(), {"impl.layout": "sparse_csc", "storage": None}),
     ("sparse bsr", lambda: torch.eye(4).to_sparse_bsr((2, 2)), {"impl.layout": "sparse_bsr", "impl.stride": None}),
     ("sparse bsc", lambda: torch.eye(4).to_sparse_bsc((2, 2)), {"impl.layout": "sparse_bsc", "impl.stride": None}),
-    ("mkldnn", lambda: X.to_mkldnn(), {"kind": "mkldnn", "impl.layout": "mkldnn", "impl.stride": None, "storage": None}),
-    ("quantized", lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), {"kind": "quantized", "impl.itemsize": 1}),
+    (
+        "mkldnn",
+        lambda: X.to_mkldnn(),
+        {"kind": "mkldnn", "impl.layout": "mkldnn", "impl.stride": None, "storage": None},
+    ),
+    (
+        "quantized",
+        lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),
+        {"kind": "quantized", "impl.itemsize": 1},
+    ),
     ("inference", helpers.inference, {"impl.is_inference": True, "impl.version": None, "impl.version_counter": None}),
     ("subclass", lambda: X.as_subclass(helpers.Plain), {"kind": "strided", "python.type": "Plain"}),
     ("wrapper", lambda: helpers.Wrapper(X), {"kind": "wrapper_subclass", "data.pointer": 0, "storage.nbytes": 96}),
@@ -135,10 +147,17 @@ def test_masked_tensor_is_a_wrapper_and_shows_both_its_tensors():
 def test_transform_shows_its_wrapper_and_the_tensor_inside(transform, kind):
     x = torch.ones(2, 3)
     seen = []
-    helpers.inside(transform, x, lambda t: seen.append((tp.inspect(t, quiet=True), torch._C._functorch.get_unwrapped(t))
-                                                       if kind != "functional" else (tp.inspect(t, quiet=True), None)))
+    helpers.inside(
+        transform,
+        x,
+        lambda t: seen.append(
+            (tp.inspect(t, quiet=True), torch._C._functorch.get_unwrapped(t))
+            if kind != "functional"
+            else (tp.inspect(t, quiet=True), None)
+        ),
+    )
 
-    (report, unwrapped), = seen
+    ((report, unwrapped),) = seen
     record = report.records[0]
 
     assert record.kind == kind

@@ -40,7 +40,7 @@ class Other:
         self.hidden = D
 
 
-Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+Point = collections.namedtuple("Point", "x y")
 
 
 def names(obj) -> list[str]:
