@@ -12,7 +12,6 @@ from tensorplay._native import C
 from tensorplay.errors import InconsistentTensor
 from tensorplay.layers import (
     Change,
-    Document,
     Finding,
     Read,
     Report,
@@ -42,8 +41,8 @@ MAX_TENSORS = 10_000
 
 _RULES = record_rules()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-# The last document of each label. It holds addresses, no tensors.
-_history: dict[str, Document] = {}
+# The last records of each label, by path. They hold addresses, no tensors.
+_history: dict[str, dict[str, TensorRecord]] = {}
 
 
 def inspect(
@@ -78,9 +77,10 @@ def inspect(
         reads, truncated = _read_all(named, max_tensors, grads=False, root_refs=2)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
+    paths = [read.name for read in reads] if type(label) is str else []
     report = _answer(reads, caller, report_unused=not quiet, truncated=truncated)
     if type(label) is str:
-        report = _compare_with_last(label, report)
+        _compare_with_last(label, report, paths)
     if not quiet and not _in_ipython():
         _print(report)
     return report
@@ -322,22 +322,20 @@ def _nothing_found(call: str, x: object, container: bool = True) -> str:
     return f"{call}() takes a torch.Tensor, got {kind}"
 
 
-def _compare_with_last(label: str, report: Report) -> Report:
+def _compare_with_last(label: str, report: Report, paths: list[str]) -> None:
+    """Note what changed since the last report of a label; tensors are matched by their path below the argument."""
+    records = dict(zip(paths, report.records, strict=True))
     last = _history.get(label)
-    document = report.document
-    changes = None if last is None else tuple(_changes(last.records, document.records))
-    report.replace_document(label=label, changes=changes)
-    _history[label] = report.document
-    return report
+    report.replace_document(label=label, changes=None if last is None else tuple(_changes(last, records)))
+    _history[label] = records
 
 
 _LAYERS = ("python", "impl", "storage", "data", "extent")
 
 
-def _changes(before: Iterable[TensorRecord], after: Iterable[TensorRecord]) -> Iterable[Change]:
-    old = {record.name: record for record in before}
-    for record in after:
-        last = old.pop(record.name, None)
+def _changes(before: dict[str, TensorRecord], after: dict[str, TensorRecord]) -> Iterable[Change]:
+    for path, record in after.items():
+        last = before.get(path)
         if last is None:
             yield Change(name=record.name, field="record", before=None, after="new")
             continue
@@ -357,8 +355,9 @@ def _changes(before: Iterable[TensorRecord], after: Iterable[TensorRecord]) -> I
                         before=getattr(one, field),
                         after=getattr(two, field),
                     )
-    for name in old:
-        yield Change(name=name, field="record", before="there", after=None)
+    for path, record in before.items():
+        if path not in after:
+            yield Change(name=record.name, field="record", before="there", after=None)
 
 
 def _in_ipython() -> bool:

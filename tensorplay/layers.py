@@ -499,7 +499,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Answer the document as dicts and lists."""
-        result: dict[str, Any] = msgspec.to_builtins(self.document)
+        result: dict[str, Any] = msgspec.json.decode(self.to_json())  # tuples become lists, as in the file
         return result
 
     def to_json(self) -> str:

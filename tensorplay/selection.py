@@ -43,6 +43,14 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     fail_on: Severity = "warning"
 
 
+class _Tools(msgspec.Struct, frozen=True):
+    tensorplay: Config = Config()
+
+
+class _Project(msgspec.Struct, frozen=True):
+    tool: _Tools = _Tools()
+
+
 _configs: dict[Path, tuple[float, Config]] = {}
 
 
@@ -66,8 +74,8 @@ def _read_config(path: Path) -> Config:
     if known is not None and known[0] == changed:
         return known[1]
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("tensorplay", {})
-        config = msgspec.convert(table, Config)
+        project = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = msgspec.convert(project, _Project).tool.tensorplay
         check_selectors((*config.select, *config.ignore))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, ValueError, OSError) as error:
         raise TargetError(f"{path}: [tool.tensorplay] is not valid: {error}") from error

@@ -119,7 +119,7 @@ class DevicesDisagree(Rule):
                     "devices, kernels read addresses that are not theirs, or write nothing"
                 ),
                 fix=(
-                    f"make it anew where it should be, torch.empty(shape, device={record.data.device!r}).copy_(source), "
+                    f"make it anew there: torch.empty(shape, device={record.data.device!r}).copy_(source), "
                     "and find who set the device of one layer alone: a C++ extension, or "
                     "_make_subclass(device_for_backend_keys=)"
                 ),
@@ -235,7 +235,7 @@ class ReachesPastStorage(Rule):
                     "its storage was resized to 0 bytes while this tensor was alive; data_ptr() is null + offset, and "
                     "reading it ends the process"
                     if emptied
-                    else "its storage was made smaller while this tensor was alive, or its geometry was set larger than "
+                    else "its storage shrank while this tensor was alive, or its geometry was set larger than "
                     "the storage; reading it returns foreign bytes or ends the process, without an exception"
                 ),
                 fix=(

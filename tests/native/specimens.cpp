@@ -13,6 +13,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -149,12 +150,22 @@ Specimen batched() {
   at::Tensor value = at::rand({2, 3, 4});
   return {at::functorch::makeBatched(value, 1, 1), {value}};
 }
+// As torch.func.grad wraps what it is given.
+at::Tensor wrap_for_grad(const at::Tensor& value) {
+  at::Tensor wrapped;
+  // On a thread of its own: the level stays on that thread's stack, since taking it off returns a class whose
+  // header is not there.
+  std::thread([&] {
+    const int64_t level =
+        at::functorch::initAndPushDynamicLayer(at::functorch::TransformType::Grad, {}, {}, true, {}, {}, {});
+    wrapped = at::functorch::makeTensorWrapper(value, level, /*is_immutable=*/false);
+  }).join();
+  return wrapped;
+}
+
 Specimen functorch_wrapper() {
   at::Tensor value = at::rand({2, 3});
   return {wrap_for_grad(value), {value}};
-}
-Specimen undefined() {
-  return {at::Tensor(), {}};
 }
 
 Specimen borrowed() {
@@ -180,16 +191,23 @@ Specimen mapped_file() {
   std::filesystem::remove(path);
   return {mapped, {}};
 }
-Specimen shared_memory() {
-  constexpr size_t kBytes = 64;
-  const int flags = at::ALLOCATOR_MAPPED_SHAREDMEM | at::ALLOCATOR_MAPPED_EXCLUSIVE |
-                    at::ALLOCATOR_MAPPED_KEEPFD | at::ALLOCATOR_MAPPED_UNLINK;
-  at::DataPtr data = at::MapAllocator::makeDataPtr(at::NewProcessWideShmHandle(), flags, kBytes,
-                                                   /*actual_size_out=*/nullptr);
+at::Tensor over_mapping(at::DataPtr data, size_t nbytes) {
   auto storage =
-      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), kBytes, std::move(data),
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data),
                                             /*allocator=*/nullptr, /*resizable=*/false);
-  return {at::empty({0}).set_(c10::Storage(std::move(storage)), 0, {4, 4}, {4, 1}), {}};
+  return at::empty({0}).set_(c10::Storage(std::move(storage)), 0, {static_cast<int64_t>(nbytes / 4)}, {1});
+}
+constexpr int kNewSharedMemory = at::ALLOCATOR_MAPPED_SHAREDMEM | at::ALLOCATOR_MAPPED_EXCLUSIVE;
+Specimen shared_memory() {  // as strategy file_descriptor shares it
+  const int flags = kNewSharedMemory | at::ALLOCATOR_MAPPED_KEEPFD | at::ALLOCATOR_MAPPED_UNLINK;
+  return {over_mapping(at::MapAllocator::makeDataPtr(at::NewProcessWideShmHandle(), flags, 64, nullptr), 64),
+          {}};
+}
+Specimen counted_shared_memory() {  // as strategy file_system shares it, without the manager
+  const std::string handle = at::NewProcessWideShmHandle();
+  return {over_mapping(at::RefcountedMapAllocator::makeDataPtr(handle.c_str(), kNewSharedMemory, 64, nullptr),
+                       64),
+          {}};
 }
 
 // What `storage.resize_(0)` leaves behind under a view, as sharded training frees parameters.
@@ -285,67 +303,67 @@ Specimen symbolic() {
   return {tensor, {}};
 }
 
-#define TENSORPLAY_RECIPE(name, kind, origin)   \
-  Recipe {                                      \
-    #name, Kind::kind, DataOrigin::origin, name \
+#define TENSORPLAY_RECIPE(name, kind) \
+  Recipe {                            \
+    #name, Kind::kind, name           \
   }
 constexpr std::array kRecipes{
-    TENSORPLAY_RECIPE(plain, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(scalar, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(empty, kStrided, kNone),
-    TENSORPLAY_RECIPE(bytes, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(booleans, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(complex_numbers, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(seven_dims, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(channels_last, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(channels_last_3d, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(slice, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(transposed, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(every_other, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(expanded, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(windows, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(detached, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(conjugated, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(negative, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(wrapped_number, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(meta, kMeta, kNone),
-    TENSORPLAY_RECIPE(meta_view, kMeta, kNone),
-    TENSORPLAY_RECIPE(zerotensor, kZeroTensor, kNone),
-    TENSORPLAY_RECIPE(sparse_coo, kSparseCoo, kNone),
-    TENSORPLAY_RECIPE(sparse_csr, kSparseCompressed, kNone),
-    TENSORPLAY_RECIPE(sparse_csc, kSparseCompressed, kNone),
-    TENSORPLAY_RECIPE(sparse_bsr, kSparseCompressed, kNone),
-    TENSORPLAY_RECIPE(sparse_bsc, kSparseCompressed, kNone),
-    TENSORPLAY_RECIPE(mkldnn, kMkldnn, kNone),
-    TENSORPLAY_RECIPE(nested, kNested, kCpuAllocator),
-    TENSORPLAY_RECIPE(quantized, kQuantized, kCpuAllocator),
-    TENSORPLAY_RECIPE(functional, kFunctional, kNone),
-    TENSORPLAY_RECIPE(batched, kBatched, kNone),
-    TENSORPLAY_RECIPE(functorch_wrapper, kFunctorchWrapper, kNone),
-    TENSORPLAY_RECIPE(undefined, kUndefined, kNone),
-    TENSORPLAY_RECIPE(borrowed, kStrided, kBorrowed),
-    TENSORPLAY_RECIPE(freed_by_callback, kStrided, kCallback),
-    TENSORPLAY_RECIPE(over_null, kStrided, kNone),
-    TENSORPLAY_RECIPE(from_dlpack, kStrided, kCallback),
-    TENSORPLAY_RECIPE(mapped_file, kStrided, kMapped),
-    TENSORPLAY_RECIPE(shared_memory, kStrided, kMapped),
-    TENSORPLAY_RECIPE(shrunk, kStrided, kNone),
-    TENSORPLAY_RECIPE(lazy_clone, kStrided, kCopyOnWrite),
-    TENSORPLAY_RECIPE(lazily_cloned, kStrided, kCopyOnWrite),
-    TENSORPLAY_RECIPE(guarded, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(unreadable, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(inference, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(inference_view, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(normal_view_in_inference, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(trained_leaf, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(computed, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(view_of_computed, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(stale_view, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(stale_view_without_grad_fn, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(no_grad_view, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(one_of_many_outputs, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(forward_view, kStrided, kCpuAllocator),
-    TENSORPLAY_RECIPE(symbolic, kMeta, kNone),
+    TENSORPLAY_RECIPE(plain, kStrided),
+    TENSORPLAY_RECIPE(scalar, kStrided),
+    TENSORPLAY_RECIPE(empty, kStrided),
+    TENSORPLAY_RECIPE(bytes, kStrided),
+    TENSORPLAY_RECIPE(booleans, kStrided),
+    TENSORPLAY_RECIPE(complex_numbers, kStrided),
+    TENSORPLAY_RECIPE(seven_dims, kStrided),
+    TENSORPLAY_RECIPE(channels_last, kStrided),
+    TENSORPLAY_RECIPE(channels_last_3d, kStrided),
+    TENSORPLAY_RECIPE(slice, kStrided),
+    TENSORPLAY_RECIPE(transposed, kStrided),
+    TENSORPLAY_RECIPE(every_other, kStrided),
+    TENSORPLAY_RECIPE(expanded, kStrided),
+    TENSORPLAY_RECIPE(windows, kStrided),
+    TENSORPLAY_RECIPE(detached, kStrided),
+    TENSORPLAY_RECIPE(conjugated, kStrided),
+    TENSORPLAY_RECIPE(negative, kStrided),
+    TENSORPLAY_RECIPE(wrapped_number, kStrided),
+    TENSORPLAY_RECIPE(meta, kMeta),
+    TENSORPLAY_RECIPE(meta_view, kMeta),
+    TENSORPLAY_RECIPE(zerotensor, kZeroTensor),
+    TENSORPLAY_RECIPE(sparse_coo, kSparseCoo),
+    TENSORPLAY_RECIPE(sparse_csr, kSparseCompressed),
+    TENSORPLAY_RECIPE(sparse_csc, kSparseCompressed),
+    TENSORPLAY_RECIPE(sparse_bsr, kSparseCompressed),
+    TENSORPLAY_RECIPE(sparse_bsc, kSparseCompressed),
+    TENSORPLAY_RECIPE(mkldnn, kMkldnn),
+    TENSORPLAY_RECIPE(nested, kNested),
+    TENSORPLAY_RECIPE(quantized, kQuantized),
+    TENSORPLAY_RECIPE(functional, kFunctional),
+    TENSORPLAY_RECIPE(batched, kBatched),
+    TENSORPLAY_RECIPE(functorch_wrapper, kFunctorchWrapper),
+    TENSORPLAY_RECIPE(borrowed, kStrided),
+    TENSORPLAY_RECIPE(freed_by_callback, kStrided),
+    TENSORPLAY_RECIPE(over_null, kStrided),
+    TENSORPLAY_RECIPE(from_dlpack, kStrided),
+    TENSORPLAY_RECIPE(mapped_file, kStrided),
+    TENSORPLAY_RECIPE(shared_memory, kStrided),
+    TENSORPLAY_RECIPE(counted_shared_memory, kStrided),
+    TENSORPLAY_RECIPE(shrunk, kStrided),
+    TENSORPLAY_RECIPE(lazy_clone, kStrided),
+    TENSORPLAY_RECIPE(lazily_cloned, kStrided),
+    TENSORPLAY_RECIPE(guarded, kStrided),
+    TENSORPLAY_RECIPE(unreadable, kStrided),
+    TENSORPLAY_RECIPE(inference, kStrided),
+    TENSORPLAY_RECIPE(inference_view, kStrided),
+    TENSORPLAY_RECIPE(normal_view_in_inference, kStrided),
+    TENSORPLAY_RECIPE(trained_leaf, kStrided),
+    TENSORPLAY_RECIPE(computed, kStrided),
+    TENSORPLAY_RECIPE(view_of_computed, kStrided),
+    TENSORPLAY_RECIPE(stale_view, kStrided),
+    TENSORPLAY_RECIPE(stale_view_without_grad_fn, kStrided),
+    TENSORPLAY_RECIPE(no_grad_view, kStrided),
+    TENSORPLAY_RECIPE(one_of_many_outputs, kStrided),
+    TENSORPLAY_RECIPE(forward_view, kStrided),
+    TENSORPLAY_RECIPE(symbolic, kMeta),
 };
 #undef TENSORPLAY_RECIPE
 
@@ -355,20 +373,15 @@ std::span<const Recipe> recipes() {
   return kRecipes;
 }
 
-std::ostream& operator<<(std::ostream& out, const Recipe& recipe) {
-  return out << recipe.name;
+Specimen make(std::string_view name) {
+  for (const Recipe& recipe : kRecipes) {
+    if (recipe.name == name) return recipe.make();
+  }
+  throw std::invalid_argument("no recipe named " + std::string(name));
 }
 
-at::Tensor wrap_for_grad(const at::Tensor& value) {
-  at::Tensor wrapped;
-  // On a thread of its own: the level stays on that thread's stack, since taking it off returns a class whose
-  // header is not there.
-  std::thread([&] {
-    const int64_t level =
-        at::functorch::initAndPushDynamicLayer(at::functorch::TransformType::Grad, {}, {}, true, {}, {}, {});
-    wrapped = at::functorch::makeTensorWrapper(value, level, /*is_immutable=*/false);
-  }).join();
-  return wrapped;
+std::ostream& operator<<(std::ostream& out, const Recipe& recipe) {
+  return out << recipe.name;
 }
 
 }  // namespace tensorplay

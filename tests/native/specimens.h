@@ -7,6 +7,7 @@
 
 #include <ostream>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "../../csrc/core/read.h"
@@ -21,11 +22,13 @@ struct Specimen {
 struct Recipe {
   const char* name;
   Kind kind;
-  DataOrigin origin;  // invalid where the kind has no storage
   Specimen (*make)();
 };
 
 std::span<const Recipe> recipes();
+
+// The specimen of that recipe.
+Specimen make(std::string_view name);
 
 // The recipe's name, for GoogleTest's messages.
 std::ostream& operator<<(std::ostream& out, const Recipe& recipe);
@@ -35,8 +38,5 @@ inline TensorFacts read(const at::Tensor& tensor) {
   read_tensor(*tensor.unsafeGetTensorImpl(), facts);
   return facts;
 }
-
-// As makeTensorWrapper() does inside torch.func.grad.
-at::Tensor wrap_for_grad(const at::Tensor& value);
 
 }  // namespace tensorplay

@@ -1,0 +1,191 @@
+"""TP101-TP103: each fires, its healthy twin and its near misses stay silent, random ones agree with their truth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensorplay as tp
+from tests import helpers
+
+
+def loud(objs) -> list[str]:
+    return [finding.code for finding in tp.check(objs).findings if finding.severity != "info"]
+
+
+def the_finding(objs) -> tp.Finding:
+    (finding,) = tp.check(objs).findings
+    return finding
+
+
+# -- TP101 devices disagree ---------------------------------------------------------------------------------------------
+
+
+def test_tp101_key_set_of_another_device_fires():
+    finding = the_finding({"x": helpers.key_set_of_another_device()})
+
+    assert (finding.code, finding.severity) == ("TP101", "error")
+    assert finding.headline == "device facts disagree: the key set computes on meta, the impl says cpu"
+    assert finding.evidence["impl_device"] == "cpu"
+    assert finding.evidence["key_device"] == "meta"
+    assert finding.evidence["data_device"] == "cpu"
+    assert finding.evidence["allocator_device"] == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3).as_subclass(helpers.Plain),
+        lambda: torch.Tensor._make_subclass(helpers.Plain, torch.ones(3)),
+        lambda: torch.empty(3, device="meta"),
+        lambda: helpers.fake("cpu"),
+        lambda: helpers.fake("cuda"),
+        helpers.symbolic_fake,
+        lambda: helpers.Wrapper(torch.ones(3)),
+        lambda: torch._to_functional_tensor(torch.ones(3)),
+        lambda: torch._efficientzerotensor(3),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.ones(2, 2).to_mkldnn(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.nn.LazyLinear(3).weight,
+        lambda: torch.zeros(3).share_memory_(),
+        helpers.numpy_tensor,
+        lambda: torch.empty(0, device="meta"),
+    ],
+)
+def test_kind_that_carries_two_devices_by_design_is_silent(make):
+    assert loud({"x": make()}) == []
+
+
+def test_tp101_is_silent_in_transforms():
+    found = []
+    for transform in (torch.func.vmap, torch.func.grad, torch.func.functionalize):
+        helpers.inside(transform, torch.ones(2, 3), lambda x: found.append(loud({"x": x})))
+
+    assert found == [[], [], []]
+
+
+# -- TP102 reaches past its storage -------------------------------------------------------------------------------------
+
+
+def test_tp102_released_storage_is_one_finding_for_all_its_views():
+    view, flat = helpers.released()
+    other = view.detach()  # a third impl over the same storage
+
+    finding = the_finding({"view": view, "flat": flat, "other": other})
+
+    assert (finding.code, finding.severity) == ("TP102", "error")
+    assert finding.evidence["storage_nbytes"] == 0
+    assert finding.evidence["needed_nbytes"] == 24
+    assert finding.evidence["out_of_bounds"] is True
+    assert finding.evidence["data_ptr"] == 8
+    assert [entry["name"] for entry in finding.evidence["tensors"]] == ["view", "flat", "other"]
+    assert "unsharded" in finding.fix
+
+
+def test_tp102_storage_that_shrank_below_a_view_fires():
+    flat = torch.arange(8.0)
+    view, low = flat[6:], flat[:2]
+    flat.untyped_storage().resize_(16)
+
+    finding = the_finding({"view": view, "low": low})
+
+    assert finding.evidence["needed_nbytes"] == 32
+    assert [entry["name"] for entry in finding.evidence["tensors"]] == ["view"]
+    assert "resize_(32)" in finding.fix
+
+
+def test_tp102_fires_for_the_values_inside_a_sparse_tensor():
+    values = torch.ones(3)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), values, (3,), check_invariants=True)
+    sparse._values().untyped_storage().resize_(4)
+
+    finding = the_finding({"sparse": sparse})
+
+    assert finding.code == "TP102"
+    assert finding.where.name == "sparse.values"
+
+
+def test_tp102_fires_for_a_gradient():
+    x = torch.ones(4, requires_grad=True)
+    x.sum().backward()
+    x.grad.untyped_storage().resize_(0)
+
+    assert the_finding({"x": x}).where.name == "x.grad"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(8.0)[2:6],  # the whole storage is there
+        lambda: torch.zeros(8)[8:],  # begins at the very end, reaches nothing
+        lambda: torch.zeros(0, 5),
+        lambda: torch.zeros(3).expand(4, 3),  # more elements than cells
+        lambda: torch.zeros(6).unfold(0, 3, 1),
+        lambda: torch.empty(4, device="meta"),
+        lambda: torch.zeros(5).as_strided((2, 2), (3, 1), 0),  # its last element is the last cell
+    ],
+)
+def test_tp102_neighbour_is_silent(make):
+    assert loud({"x": make()}) == []
+
+
+def test_tp102_refilled_storage_is_silent():
+    view, flat = helpers.released()
+    flat.untyped_storage().resize_(32)
+    flat.copy_(torch.arange(8.0))
+
+    assert loud({"view": view, "flat": flat}) == []
+
+
+@given(st.integers(0, 12), st.integers(0, 8), st.integers(0, 4), st.integers(0, 3))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_tp102_random_storage_and_view_agree_with_the_bytes(keep, start, size, step):
+    flat = torch.zeros(24)
+    view = flat.as_strided((size,), (step,), start)
+    flat.untyped_storage().resize_(keep * 4)
+    reaches = start + (size - 1) * step + 1 if size else 0
+
+    assert loud({"view": view}) == (["TP102"] if reaches > keep else [])
+
+
+# -- TP103 null pointer with bytes --------------------------------------------------------------------------------------
+
+
+def test_tp103_null_pointer_fires():
+    finding = the_finding({"x": helpers.null_pointer()})
+
+    assert (finding.code, finding.severity) == ("TP103", "error")
+    assert finding.evidence["storage_pointer"] == 0
+    assert finding.evidence["storage_nbytes"] == 16
+    assert finding.evidence["needed_nbytes"] == 16
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(2, 0),
+        lambda: torch.empty(4, device="meta"),
+        lambda: torch._efficientzerotensor(3),
+        lambda: helpers.fake("cpu"),
+        lambda: helpers.Wrapper(torch.ones(3)),
+        lambda: helpers.null_pointer()[4:],  # nothing to read
+        lambda: torch.nn.LazyLinear(3).weight,
+        lambda: torch.from_numpy(__import__("numpy").zeros(0)),
+    ],
+)
+def test_tp103_null_pointer_by_design_is_silent(make):
+    assert "TP103" not in loud({"x": make()})
+
+
+def test_tp103_real_pointer_of_the_same_making_is_silent():
+    source = torch.zeros(4)
+    storage = torch._C._construct_storage_from_data_pointer(source.data_ptr(), torch.device("cpu"), 16)
+
+    assert loud({"x": torch.empty(0).set_(storage, 0, (4,))}) == []
