@@ -17,7 +17,7 @@ class DataLayer:
 
     @property
     def data_ptr(self) -> int | None:
-        """Pointer + offset x itemsize: what Tensor.data_ptr() answers (0 without elements)."""
+        """pointer + offset x itemsize: what Tensor.data_ptr() answers (0 without elements)."""
 
     @property
     def context(self) -> int | None:
@@ -45,7 +45,7 @@ class Extent:
 
     @property
     def nbytes(self) -> int:
-        """Numel x itemsize."""
+        """numel x itemsize."""
 
     @property
     def first_byte(self) -> int | None:

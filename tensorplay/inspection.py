@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
 import torch
 
-from tensorplay._native import C
 from tensorplay.errors import InconsistentTensor
 from tensorplay.layers import (
     Change,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tensorplay.cli.output import stdout_text
 from tensorplay.cli.target import call_target, load_target
 from tensorplay.errors import TargetError
 
@@ -68,20 +68,12 @@ def check(
     )
     if not report.records:
         raise TargetError(f"{target} returned a {type(objs).__name__} in which there is no tensor")
-    if output_format == "json":
-        text = report.to_json()
-    else:
-        terminal = sys.stdout.isatty() and not to_file
-        text = report.text(color=terminal and not os.environ.get("NO_COLOR"), ascii=_ascii(), addresses=addresses)
     if to_file and output is not None:
+        text = report.to_json() if output_format == "json" else report.text(addresses=addresses)
         output.write_text(text + "\n", encoding="utf-8")
         click.echo(f"wrote {output}", err=True)
     else:
-        click.echo(text)
+        click.echo(report.to_json() if output_format == "json" else stdout_text(report, addresses=addresses))
     limit = SEVERITIES.index(fail_on or config.fail_on)
     failed = any(SEVERITIES.index(finding.severity) <= limit for finding in report.findings)
     sys.exit(1 if failed and not exit_zero else 0)
-
-
-def _ascii() -> bool:
-    return not (sys.stdout.encoding or "utf-8").lower().startswith("utf")

@@ -57,7 +57,9 @@ TEST_P(EveryKind, impl_agrees_with_aten) {
   EXPECT_EQ(impl.dtype, tensor.dtype());
   EXPECT_EQ(impl.itemsize, tensor.dtype().itemsize());
   EXPECT_EQ(impl.device, tensor.device());
-  EXPECT_EQ(impl.backend, tensor.device().type());
+  // The keys of some kinds (mkldnn) name no backend.
+  const bool has_backend = tensor.key_set().highestBackendKey() != c10::BackendComponent::InvalidBit;
+  EXPECT_EQ(impl.backend, has_backend ? std::optional(tensor.device().type()) : std::nullopt);
   EXPECT_EQ(impl.layout, tensor.layout());
   EXPECT_EQ(impl.keys, tensor.key_set());
   EXPECT_EQ(impl.is_conj, tensor.is_conj());
@@ -67,7 +69,7 @@ TEST_P(EveryKind, impl_agrees_with_aten) {
   EXPECT_FALSE(impl.python_decides_shape);
 }
 
-TEST_P(EveryKind, geometry_agrees_with_aten_or_is_absent_where_aten_throws) {
+TEST_P(EveryKind, geometry_agrees_with_aten) {
   const ImplFacts& impl = facts.impl;
 
   if (facts.has_shape()) {
@@ -81,13 +83,13 @@ TEST_P(EveryKind, geometry_agrees_with_aten_or_is_absent_where_aten_throws) {
     EXPECT_EQ(ints(impl.stride), tensor.strides().vec());
     EXPECT_EQ(impl.storage_offset, tensor.storage_offset());
     EXPECT_EQ(is_contiguous(facts.shape(), facts.stride()), tensor.is_contiguous());
-  } else {
+  } else if (facts.has_storage) {
     EXPECT_THROW(tensor.strides(), c10::Error);
-  }
+  }  // Without a storage ATen may answer strides, which then describe no memory (sparse COO, mkldnn).
 }
 
 TEST_P(EveryKind, memory_format_agrees_with_aten) {
-  if (!facts.has_geometry()) return;
+  if (!facts.has_geometry() || facts.kind == Kind::kBatched) return;  // ATen refuses to say it inside vmap
   const MemoryFormat format = memory_format(facts.shape(), facts.stride());
 
   EXPECT_EQ(format == MemoryFormat::kContiguous, tensor.is_contiguous());
@@ -189,7 +191,7 @@ TEST_P(EveryKind, data_address_agrees_with_impl_data) {
     EXPECT_EQ(ours, atens);
     EXPECT_EQ(facts.data_address(), reinterpret_cast<uint64_t>(*atens));
   } else {
-    EXPECT_TRUE(!atens || facts.data.pointer == nullptr);
+    EXPECT_TRUE(!atens || facts.data.pointer == nullptr || !facts.has_geometry());
   }
 }
 

@@ -20,7 +20,7 @@ def the_finding(objs) -> tp.Finding:
     return finding
 
 
-# -- TP101 devices disagree ---------------------------------------------------------------------------------------------
+# -- TP101 devices disagree
 
 
 def test_tp101_key_set_of_another_device_fires():
@@ -71,7 +71,7 @@ def test_tp101_is_silent_in_transforms():
     assert found == [[], [], []]
 
 
-# -- TP102 reaches past its storage -------------------------------------------------------------------------------------
+# -- TP102 reaches past its storage
 
 
 def test_tp102_released_storage_is_one_finding_for_all_its_views():
@@ -155,7 +155,7 @@ def test_tp102_random_storage_and_view_agree_with_the_bytes(keep, start, size, s
     assert loud({"view": view}) == (["TP102"] if reaches > keep else [])
 
 
-# -- TP103 null pointer with bytes --------------------------------------------------------------------------------------
+# -- TP103 null pointer with bytes
 
 
 def test_tp103_null_pointer_fires():

@@ -50,7 +50,7 @@ def test_registry_and_rule_agree(code):
 
 
 def test_unknown_code_names_the_codes_there_are():
-    with pytest.raises(tp.UnknownCode, match="TP999.*TP101"):
+    with pytest.raises(tp.UnknownCode, match=r"TP999.*TP101"):
         code_entry("TP999")
 
 

@@ -1,0 +1,238 @@
+"""The commands as a person runs them: output, exit codes, one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jsonschema
+import pytest
+
+from tensorplay.cli import main
+from tensorplay.layers import json_schema
+
+FACTORIES = """
+import sys
+import torch
+
+def healthy():
+    return torch.nn.Linear(3, 4)
+
+def sick():  # tensorplay: ignore[TP103] was here once
+    flat = torch.arange(8.0)
+    view = flat[2:6]
+    flat.untyped_storage().resize_(0)
+    return {"view": view, "flat": flat}
+
+def silenced():  # tensorplay: ignore[TP102] released on purpose
+    return sick()
+
+def raises():
+    raise ValueError("no data\\nsecond line")
+
+def exits():
+    sys.exit(5)
+
+def nothing():
+    return 3
+
+def needs(argument):
+    return argument
+
+class Bag:
+    @staticmethod
+    def model():
+        return healthy()
+
+value = 4
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n")
+    (tmp_path / "syntax.py").write_text("def f(:\n")
+    return tmp_path
+
+
+class Result(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(project, monkeypatch, capsys):
+    """Run the command line in this process (importing torch anew would take most of the time)."""
+
+    def run_(*arguments: str, code: int = 0) -> Result:
+        for name in ("factories", "broken", "syntax"):
+            sys.modules.pop(name, None)
+        monkeypatch.setattr(sys, "argv", ["tensorplay", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        result = Result(*capsys.readouterr())
+        assert (stopped.value.code or 0) == code, result
+        assert "Traceback" not in result.stderr
+        return result
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return run_
+
+
+def run_process(project: Path, *arguments: str, code: int = 0, **environment: str) -> Result:
+    result = subprocess.run(
+        [sys.executable, "-m", "tensorplay", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=project,
+        env={**os.environ, **environment},
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return Result(result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize("target", ["factories:healthy", "factories.py:healthy", "factories:Bag.model"])
+def test_check_of_a_healthy_model_is_0(run, project, target):
+    assert "2 tensors, 2 storages, 64 B: no findings" in run("check", target).stdout
+
+
+def test_check_of_a_sick_one_is_1_and_names_the_factory_s_line(run, project):
+    result = run("check", "factories:sick", code=1)
+
+    assert "TP102 the tensor reaches past its storage  error" in result.stdout
+    assert "factories.py:8 in sick  (definition)" in result.stdout
+    assert "unused ignore[TP103] at factories.py:8" in result.stdout
+
+
+def test_comment_on_the_factory_silences(run, project):
+    result = run("check", "factories:silenced")
+
+    assert "suppressed 1 TP102 by factories.py:14 (released on purpose)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--fail-on", "error"], 1),
+        (["--exit-zero"], 0),
+        (["--ignore", "TP102"], 0),
+        (["--select", "TP101"], 0),
+        (["--select", "TP101", "--select", "TP102"], 1),
+    ],
+)
+def test_exit_code_follows_the_options(run, project, options, code):
+    run("check", "factories:sick", *options, code=code)
+
+
+def test_project_file_decides_where_the_options_say_nothing(run, project):
+    (project / "pyproject.toml").write_text('[tool.tensorplay]\nignore = ["TP102"]\n')
+
+    run("check", "factories:sick")
+
+
+def test_json_is_alone_on_stdout_and_fits_the_schema(run, project):
+    result = run("check", "factories:sick", "--format", "json", code=1)
+
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, json_schema())
+    assert [finding["code"] for finding in document["findings"]] == ["TP102"]
+    assert result.stderr == ""
+
+
+def test_output_file_is_not_overwritten_without_force(run, project):
+    run("check", "factories:healthy", "-o", "out.txt")
+    before = (project / "out.txt").read_text()
+
+    refused = run("check", "factories:healthy", "-o", "out.txt", "--format", "json", code=2)
+    assert refused.stderr == "tensorplay: out.txt exists: add --force to overwrite it\n"
+    assert (project / "out.txt").read_text() == before
+
+    run("check", "factories:healthy", "-o", "out.txt", "--format", "json", "--force")
+    assert json.loads((project / "out.txt").read_text())["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("factories", "'factories' is no target: write package.module:factory or file.py:factory"),
+        (":f", "':f' is no target"),
+        ("factories:absent", "factories has no 'absent'; it has healthy, sick"),
+        ("factories:value", "is a int: name a function without arguments"),
+        ("factories:raises", "factories:raises raised ValueError: no data (at "),
+        ("factories:exits", "factories:exits raised SystemExit: 5"),
+        ("factories:needs", "raised TypeError: needs() missing 1 required positional argument"),
+        ("factories:nothing", "returned a int in which there is no tensor"),
+        ("absent:f", "cannot import 'absent': ModuleNotFoundError: No module named 'absent'"),
+        ("absent.py:f", "there is no file absent.py"),
+        ("broken:f", "cannot import 'broken': ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("broken.py:f", "cannot import broken.py: ModuleNotFoundError"),
+        ("syntax:f", "cannot import 'syntax': SyntaxError: "),
+    ],
+)
+def test_bad_target_is_one_line_and_2(run, project, target, message):
+    result = run("check", target, code=2)
+
+    assert message in result.stderr
+    assert result.stderr.startswith("tensorplay: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check"],
+        ["check", "factories:sick", "--ignore", "TP9999"],
+        ["check", "x:y", "--format", "xml"],
+        ["explain", "TP999"],
+        ["no-such-command"],
+        ["check", "factories:sick", "--max-tensors", "0"],
+    ],
+)
+def test_wrong_usage_is_2(run, project, arguments):
+    assert run(*arguments, code=2).stderr
+
+
+def test_wrong_project_file_is_one_line_and_2(run, project):
+    (project / "pyproject.toml").write_text("[tool.tensorplay]\nfail_on = 3\n")
+
+    assert run("check", "factories:healthy", code=2).stderr.count("\n") == 1
+
+
+def test_explain_lists_codes_and_shows_pages(run, project):
+    assert "TP102  error    reaches-past-storage" in run("explain").stdout
+    assert run("explain", "tp102").stdout.startswith("# TP102 reaches-past-storage\n")
+
+
+def test_doctor_of_a_working_installation_is_0(project):
+    text = run_process(project, "doctor").stdout
+
+    for word in ("tensorplay", "python", "torch", "extension", "test read", "GPU part", "registered"):
+        assert f"ok   {word}" in text
+    assert "nothing: no hook, no callback, no allocator" in text
+
+
+def test_demo_shows_a_healthy_tensor_a_picture_and_a_fault(run, project):
+    text = run("demo").stdout
+
+    assert "▪0,0" in text
+    assert "TP102" in text
+
+
+def test_terminal_that_cannot_draw_gets_ascii(project):
+    result = run_process(project, "demo", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+
+    assert result.stdout.isascii()
+
+
+def test_version_and_help(run, project):
+    assert run("--version").stdout == "tensorplay, version 0.1.0\n"
+    for command in ("check", "explain", "doctor", "demo"):
+        assert command in run("-h").stdout
