@@ -14,7 +14,8 @@
 #include <cstring>
 #include <optional>
 
-#ifdef TENSORPLAY_COMPAT_INNER  // asked for only where inner tensors are read: these headers are slow to parse
+#ifdef TENSORPLAY_COMPAT_INNER  // asked for only where inner tensors are read: these headers are slow to
+                                // parse
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
@@ -31,18 +32,16 @@
 #endif
 
 // expose_NAME() yields the pointer to a private member of CLASS.
-#define TENSORPLAY_EXPOSE(NAME, CLASS, MEMBER)         \
-  namespace tensorplay::compat::detail {               \
-  struct NAME##Tag {                                   \
-    friend constexpr auto expose_##NAME(NAME##Tag);    \
-  };                                                   \
-  template <auto Member>                               \
-  struct NAME##Exposer {                               \
-    friend constexpr auto expose_##NAME(NAME##Tag) {   \
-      return Member;                                   \
-    }                                                  \
-  };                                                   \
-  template struct NAME##Exposer<&CLASS::MEMBER>;       \
+#define TENSORPLAY_EXPOSE(NAME, CLASS, MEMBER)                        \
+  namespace tensorplay::compat::detail {                              \
+  struct NAME##Tag {                                                  \
+    friend constexpr auto expose_##NAME(NAME##Tag);                   \
+  };                                                                  \
+  template <auto Member>                                              \
+  struct NAME##Exposer {                                              \
+    friend constexpr auto expose_##NAME(NAME##Tag) { return Member; } \
+  };                                                                  \
+  template struct NAME##Exposer<&CLASS::MEMBER>;                      \
   }
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -72,7 +71,8 @@ TENSORPLAY_EXPOSE(sparse_values, at::SparseTensorImpl, values_)
 
 namespace tensorplay::compat {
 
-// c10/util/intrusive_ptr.h: strong count in the low 32 bits, weak count above it, one bit says "has a PyObject".
+// c10/util/intrusive_ptr.h: strong count in the low 32 bits, weak count above it, one bit says "has a
+// PyObject".
 struct RefCounts {
   uint32_t strong;
   uint32_t weak;  // weak references alone: the 1 that all strong references share is taken off
@@ -98,7 +98,9 @@ inline const c10::impl::SizesAndStrides& own_geometry(const c10::TensorImpl& imp
 inline int64_t own_storage_offset(const c10::TensorImpl& impl) {
   return impl.*expose_storage_offset(detail::storage_offsetTag{});
 }
-inline int64_t own_numel(const c10::TensorImpl& impl) { return impl.*expose_numel(detail::numelTag{}); }
+inline int64_t own_numel(const c10::TensorImpl& impl) {
+  return impl.*expose_numel(detail::numelTag{});
+}
 inline caffe2::TypeMeta own_dtype(const c10::TensorImpl& impl) {
   return impl.*expose_data_type(detail::data_typeTag{});
 }
@@ -149,8 +151,9 @@ inline const at::Tensor& sparse_values(const at::SparseTensorImpl& impl) {
   return impl.*expose_sparse_values(detail::sparse_valuesTag{});
 }
 
-// ATen/functorch/TensorWrapper.h cannot be included: it needs nlohmann/json, which PyTorch's wheels do not bring. The
-// wrapped tensor is the class's first member after TensorImpl; a test compares it with functorch's own answer.
+// ATen/functorch/TensorWrapper.h cannot be included: it needs nlohmann/json, which PyTorch's wheels do not
+// bring. The wrapped tensor is the class's first member after TensorImpl; a test compares it with functorch's
+// own answer.
 struct FunctorchWrapperMirror : c10::TensorImpl {
   at::Tensor value;
 };

@@ -102,8 +102,8 @@ std::optional<int64_t> distinct_cells(DimSpan sizes, DimSpan strides, int64_t ma
   int64_t unit = 0;
   for (const Dim& dim : dims) unit = std::gcd(unit, dim.stride);
 
-  // While the cells so far form one unbroken run, a stride within it only lengthens the run; a stride past all of
-  // them makes separate copies. What is neither needs the bitmap.
+  // While the cells so far form one unbroken run, a stride within it only lengthens the run; a stride past
+  // all of them makes separate copies. What is neither needs the bitmap.
   int64_t count = 1;
   int64_t extent = 1;
   bool easy = true;

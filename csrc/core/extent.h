@@ -1,7 +1,8 @@
 // Which cells of a storage do these sizes, strides and offset reach?
 //
-// Pure integers: no torch, no Python, no I/O. A cell is one element slot of the storage; all answers are exact,
-// or absent where finding them would cost too much. Sums that leave 64 bits are answered as absent too.
+// Pure integers: no torch, no Python, no I/O. A cell is one element slot of the storage; all answers are
+// exact, or absent where finding them would cost too much. Sums that leave 64 bits are answered as absent
+// too.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,8 @@ std::optional<int64_t> count_elements(DimSpan sizes);
 
 std::optional<CellRange> cell_range(DimSpan sizes, DimSpan strides, int64_t offset);
 
-// Number of different cells reached. O(dims log dims) for what views, expand and unfold make; otherwise a bitmap.
+// Number of different cells reached. O(dims log dims) for what views, expand and unfold make; otherwise a
+// bitmap.
 std::optional<int64_t> distinct_cells(DimSpan sizes, DimSpan strides,
                                       int64_t max_cells = kMaxEnumeratedCells);
 

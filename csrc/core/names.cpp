@@ -12,11 +12,15 @@
 namespace tensorplay {
 namespace {
 
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
 
 }  // namespace
 
-std::string type_name(const std::type_info& type) { return c10::demangle(type.name()); }
+std::string type_name(const std::type_info& type) {
+  return c10::demangle(type.name());
+}
 
 std::string node_name(const ImplFacts& impl) {
   if (!impl.grad_fn_python_name.empty()) return impl.grad_fn_python_name;
@@ -32,7 +36,9 @@ std::string_view dtype_name(caffe2::TypeMeta dtype) {
   return c10::getDtypeNames(dtype.toScalarType()).first;
 }
 
-std::string device_type_name(c10::DeviceType type) { return c10::DeviceTypeName(type, /*lower_case=*/true); }
+std::string device_type_name(c10::DeviceType type) {
+  return c10::DeviceTypeName(type, /*lower_case=*/true);
+}
 
 std::string device_name(c10::Device device) {
   std::string name = device_type_name(device.type());
@@ -210,8 +216,10 @@ std::string function_name(const void* function) {
 
 std::string maker_name(const std::type_info& callable) {
   const std::string name = type_name(callable);
-  // Where PyTorch wraps foreign memory: torch/csrc/utils/tensor_numpy.cpp and tensor_new.cpp, ATen/DLConvertor.cpp.
-  if (contains(name, "tensor_from_numpy") || contains(name, "tensor_from_cuda_array_interface")) return "numpy";
+  // Where PyTorch wraps foreign memory: torch/csrc/utils/tensor_numpy.cpp and tensor_new.cpp,
+  // ATen/DLConvertor.cpp.
+  if (contains(name, "tensor_from_numpy") || contains(name, "tensor_from_cuda_array_interface"))
+    return "numpy";
   if (contains(name, "frombuffer")) return "frombuffer";
   if (contains(name, "fromDLPack") || contains(name, "DLPack")) return "dlpack";
   return name;

@@ -27,7 +27,7 @@ constexpr auto kNoType = c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES;
 // The device whose kernels a backend bit selects (c10/core/DispatchKey.h, BackendComponent).
 c10::DeviceType backend_device_type(c10::BackendComponent component) {
   switch (component) {
-#define TENSORPLAY_BACKEND(name)              \
+#define TENSORPLAY_BACKEND(name)         \
   case c10::BackendComponent::name##Bit: \
     return c10::DeviceType::name;
     TENSORPLAY_BACKEND(CPU)
@@ -54,7 +54,8 @@ c10::DeviceType backend_device_type(c10::BackendComponent component) {
 c10::DeleterFnPtr callback_deleter() {
   static const c10::DeleterFnPtr deleter = [] {
     int owned = 0;
-    return c10::InefficientStdFunctionContext::makeDataPtr(&owned, [](void*) {}, c10::Device(c10::kCPU))
+    return c10::InefficientStdFunctionContext::makeDataPtr(
+               &owned, [](void*) {}, c10::Device(c10::kCPU))
         .get_deleter();
   }();
   return deleter;
@@ -126,10 +127,10 @@ void read_geometry(const c10::TensorImpl& impl, TensorFacts& facts) {
 Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
   using Key = c10::DispatchKey;
   const c10::DispatchKeySet keys = facts.impl.keys;
-  constexpr c10::DispatchKeySet kUnusual(
-      {Key::FuncTorchBatched, Key::BatchedNestedTensor, Key::FuncTorchGradWrapper, Key::Functionalize,
-       Key::Sparse, Key::SparseCsr, Key::MkldnnCPU, Key::NestedTensor, Key::Quantized, Key::Python,
-       Key::ZeroTensor});
+  constexpr c10::DispatchKeySet kUnusual({Key::FuncTorchBatched, Key::BatchedNestedTensor,
+                                          Key::FuncTorchGradWrapper, Key::Functionalize, Key::Sparse,
+                                          Key::SparseCsr, Key::MkldnnCPU, Key::NestedTensor, Key::Quantized,
+                                          Key::Python, Key::ZeroTensor});
   if (!keys.has_any(kUnusual)) [[likely]] {
     if (keys.empty()) return Kind::kUndefined;
     return facts.impl.device && facts.impl.device->is_meta() ? Kind::kMeta : Kind::kStrided;
@@ -146,8 +147,8 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
     if (impl.is_quantized()) return Kind::kQuantized;
   } else if (facts.has_storage && facts.data.pointer == nullptr) {
     if (impl.is_nested()) return Kind::kNestedJagged;
-    // A FakeTensor is meta all through, but for the backend bits of the device it stands for. Over a meta device it
-    // looks like any other wrapper: python/ asks its class.
+    // A FakeTensor is meta all through, but for the backend bits of the device it stands for. Over a meta
+    // device it looks like any other wrapper: python/ asks its class.
     const bool meta_backend = facts.impl.backend == c10::DeviceType::Meta;
     if (facts.data.device.is_meta() && !meta_backend) return Kind::kFake;
     return facts.storage.nbytes > 0 || facts.storage.symbolic ? Kind::kWrapperSubclass
@@ -162,7 +163,8 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
 
 void read_shared_memory(const at::DataPtr& data, DataFacts& out) {
   auto shared = std::make_unique<SharedMemoryFacts>();
-  // The manager's socket is a member of THManagedMapAllocator's private base; only its handle is public there.
+  // The manager's socket is a member of THManagedMapAllocator's private base; only its handle is public
+  // there.
   if (const auto* managed = THManagedMapAllocator::fromDataPtr(data)) {
     shared->handle = managed->filename();
     shared->manager = managed->manager_handle();
@@ -266,8 +268,7 @@ void read_view(const DifferentiableViewMeta& view, ImplFacts& out) {
   out.creation_meta = static_cast<uint8_t>(view.get_creation_meta());
   // The same condition under which Variable::grad_fn() rebuilds the node (torch/csrc/autograd/variable.cpp).
   const bool has_history = view.grad_fn_.get() != nullptr || base.requires_grad();
-  out.grad_fn_stale =
-      has_history && out.version_counter != nullptr && view.get_attr_version() != out.version;
+  out.grad_fn_stale = has_history && out.version_counter != nullptr && view.get_attr_version() != out.version;
   if (!out.grad_fn_stale) {
     read_grad_fn(view, out);
     return;

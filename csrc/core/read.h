@@ -1,7 +1,8 @@
 // Reads a live tensor into a record.
 //
-// Refuses to run any operator, to call a virtual that can enter Python, to materialise a storage, to bump a version,
-// to rebuild a grad_fn or to touch a reference count. Depends on c10, ATen/core and autograd's own headers.
+// Refuses to run any operator, to call a virtual that can enter Python, to materialise a storage, to bump a
+// version, to rebuild a grad_fn or to touch a reference count. Depends on c10, ATen/core and autograd's own
+// headers.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -13,9 +14,9 @@
 
 namespace tensorplay {
 
-// Needs: the caller keeps `impl` alive. Needs the GIL only where sizes are symbolic (their expressions are printed by
-// Python) or the grad_fn is a Python autograd.Function (its class is named). Allocates only in those cases, for
-// tensors of more than 6 dimensions, and for shared memory.
+// Needs: the caller keeps `impl` alive. Needs the GIL only where sizes are symbolic (their expressions are
+// printed by Python) or the grad_fn is a Python autograd.Function (its class is named). Allocates only in
+// those cases, for tensors of more than 6 dimensions, and for shared memory.
 void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts);
 
 // A tensor that another one is made of.
@@ -30,15 +31,16 @@ constexpr bool has_inner(Kind kind) {
          kind == Kind::kSparseCoo || kind == Kind::kSparseCompressed || kind == Kind::kNested;
 }
 
-// The tensors inside a batched, functorch, functional, sparse or nested tensor, outermost only; empty for the rest.
-// Valid while the outer tensor is alive.
+// The tensors inside a batched, functorch, functional, sparse or nested tensor, outermost only; empty for the
+// rest. Valid while the outer tensor is alive.
 std::vector<InnerTensor> inner_tensors(const at::TensorBase& tensor, Kind kind);
 
-// The gradient that autograd keeps for the tensor, or null. Valid while the tensor is alive and its .grad is not set.
+// The gradient that autograd keeps for the tensor, or null. Valid while the tensor is alive and its .grad is
+// not set.
 const at::TensorBase* grad_of(const c10::TensorImpl& impl);
 
-// Learns, from a storage made by slicing another one in Python, which deleter such slices carry: no header names it.
-// Called once at load; before it, slices are read as DataOrigin::kOther.
+// Learns, from a storage made by slicing another one in Python, which deleter such slices carry: no header
+// names it. Called once at load; before it, slices are read as DataOrigin::kOther.
 void learn_storage_slice(const c10::StorageImpl& slice);
 
 // Where TensorImpl itself says the data is, by its own arithmetic; absent where asking would throw.

@@ -1,7 +1,7 @@
 // What one probe read of a tensor, layer by layer. Plain structs: no Python, no references to the tensor.
 //
-// Pointers in a record are addresses to compare and print, never to follow: the tensor may be gone by then. The
-// exceptions are std::type_info pointers, which live as long as the library that defines the type.
+// Pointers in a record are addresses to compare and print, never to follow: the tensor may be gone by then.
+// The exceptions are std::type_info pointers, which live as long as the library that defines the type.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -85,25 +85,26 @@ struct ImplFacts {
 
   caffe2::TypeMeta dtype;
   uint32_t itemsize = 0;
-  std::optional<c10::Device> device;      // device_opt_, the impl's own label
+  std::optional<c10::Device> device;       // device_opt_, the impl's own label
   std::optional<c10::DeviceType> backend;  // the device the key set's highest backend bit computes on
   c10::Layout layout = c10::kStrided;
   c10::DispatchKeySet keys;
 
-  const void* version_counter = nullptr;  // equal for tensors that share a counter; null for inference tensors
-  uint32_t version = 0;                   // valid when version_counter is set
+  const void* version_counter =
+      nullptr;           // equal for tensors that share a counter; null for inference tensors
+  uint32_t version = 0;  // valid when version_counter is set
 
   const void* grad_fn = nullptr;
   const std::type_info* grad_fn_type = nullptr;
   std::string grad_fn_python_name;  // set for nodes of Python's autograd.Function
-  bool grad_fn_stale = false;       // PyTorch rebuilds grad_fn on its next read: leaf-ness is not known until then
+  bool grad_fn_stale = false;  // PyTorch rebuilds grad_fn on its next read: leaf-ness is not known until then
   uint32_t output_nr = 0;
   bool requires_grad = false;
   bool is_leaf = true;  // invalid when grad_fn_stale
 
   bool is_view = false;
-  const void* base = nullptr;           // TensorImpl of the root base
-  std::optional<uint8_t> creation_meta; // torch::autograd::CreationMeta; views only
+  const void* base = nullptr;            // TensorImpl of the root base
+  std::optional<uint8_t> creation_meta;  // torch::autograd::CreationMeta; views only
 
   bool is_conj = false;
   bool is_neg = false;
@@ -140,12 +141,12 @@ struct StorageFacts {
 
 // What the deleter says about who owns the memory.
 enum class DataOrigin : uint8_t {
-  kNone,           // null pointer
-  kCpuAllocator,   // PyTorch's own CPU allocator
-  kBorrowed,       // from_blob without a deleter: nobody here frees it
-  kCallback,       // from_blob with a callable: `maker` names it
-  kMapped,         // a mapped file or shared memory
-  kStorageSlice,   // part of another storage, which the context keeps alive (checkpoints loaded with mmap)
+  kNone,          // null pointer
+  kCpuAllocator,  // PyTorch's own CPU allocator
+  kBorrowed,      // from_blob without a deleter: nobody here frees it
+  kCallback,      // from_blob with a callable: `maker` names it
+  kMapped,        // a mapped file or shared memory
+  kStorageSlice,  // part of another storage, which the context keeps alive (checkpoints loaded with mmap)
   kCopyOnWrite,
   kOther,
 };

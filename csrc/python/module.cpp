@@ -9,8 +9,8 @@
 
 #include "../core/read.h"
 #include "record.h"
-#include "unpack.h"
 #include "tensorplay_build_info.h"  // written by setup.py
+#include "unpack.h"
 #include "values.h"
 
 namespace tensorplay::python {
@@ -74,7 +74,9 @@ PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return make_record(*tensor, args[0], observer_refs);
 }
 
-PyObject* is_tensor(PyObject*, PyObject* object) { return boolean(unpack_tensor(object) != nullptr); }
+PyObject* is_tensor(PyObject*, PyObject* object) {
+  return boolean(unpack_tensor(object) != nullptr);
+}
 
 PyObject* read_grad(PyObject*, PyObject* object) {
   return guarded([&]() -> PyObject* {
@@ -114,8 +116,9 @@ PyObject* extent_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const long long offset = PyLong_AsLongLong(args[2]);
     if (offset == -1 && PyErr_Occurred() != nullptr) return nullptr;
     const auto range = cell_range(sizes, strides, offset);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N}", "begin", optional_integer(range ? std::optional(range->begin) : std::nullopt),
-                         "end", optional_integer(range ? std::optional(range->end) : std::nullopt), "distinct",
+    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N}", "begin",
+                         optional_integer(range ? std::optional(range->begin) : std::nullopt), "end",
+                         optional_integer(range ? std::optional(range->end) : std::nullopt), "distinct",
                          optional_integer(distinct_cells(sizes, strides)), "contiguous",
                          boolean(is_contiguous(sizes, strides)), "memory_format",
                          interned(memory_format_name(memory_format(sizes, strides))));
@@ -125,20 +128,30 @@ PyObject* extent_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyMethodDef methods[] = {
     {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(read)), METH_FASTCALL,
      "read(tensor, observer_refs=1, /)\n--\n\nRead all four layers of one tensor."},
-    {"is_tensor", is_tensor, METH_O, "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
+    {"is_tensor", is_tensor, METH_O,
+     "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
     {"read_grad", read_grad, METH_O,
-     "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, or None, without making a Python object."},
+     "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, or None, without making a "
+     "Python object."},
     {"learn_storage_slice", learn_storage_slice, METH_O,
      "learn_storage_slice(tensor, /)\n--\n\nLearn the deleter of sliced storages from a tensor over one."},
     {"impl_data_address", impl_data_address, METH_O,
      "impl_data_address(tensor, /)\n--\n\nAnswer TensorImpl::data(), or None where asking would throw."},
     {"extent_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(extent_of)), METH_FASTCALL,
-     "extent_of(shape, stride, storage_offset, /)\n--\n\nAnswer which cells of a storage a geometry reaches."},
+     "extent_of(shape, stride, storage_offset, /)\n--\n\nAnswer which cells of a storage a geometry "
+     "reaches."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "tensorplay._C", "Native probes of TensorPlay.", -1, methods, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT,
+    "tensorplay._C",
+    "Native probes of TensorPlay.",
+    -1,
+    methods,
+    nullptr,
+    nullptr,
+    nullptr,
     nullptr,
 };
 

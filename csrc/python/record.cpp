@@ -14,16 +14,14 @@ namespace tensorplay::python {
 namespace {
 
 struct Record {
-  PyObject_HEAD
-  TensorFacts facts;
+  PyObject_HEAD TensorFacts facts;
   PythonFacts python;
   PyObject* inner;  // tuple of (role, TensorRecord), or null for none
 };
 
 // One of a record's layers: a window on the record, which it keeps alive.
 struct Layer {
-  PyObject_HEAD
-  Record* record;
+  PyObject_HEAD Record* record;
 };
 
 PyTypeObject* record_type = nullptr;
@@ -81,7 +79,8 @@ void free_record(PyObject* self) {
   Py_DECREF(type);
 }
 
-// ---- what is absent, and why -------------------------------------------------------------------------------------
+// ---- what is absent, and why
+// -------------------------------------------------------------------------------------
 
 struct Missing {
   const char* field;
@@ -95,7 +94,8 @@ std::vector<Missing> missing_fields(const TensorFacts& facts) {
     if (why != Absence::kNone) missing.push_back({field, why});
   };
   if (impl.shape_absence != Absence::kSymbolic) {
-    for (const char* field : {"impl.shape", "impl.numel", "impl.storage_offset"}) note(field, impl.shape_absence);
+    for (const char* field : {"impl.shape", "impl.numel", "impl.storage_offset"})
+      note(field, impl.shape_absence);
     note("impl.stride", impl.stride_absence);
   }
   if (!impl.device) note("impl.device", Absence::kNoDevice);
@@ -136,12 +136,15 @@ PyObject* absent(const Record& record) {
   return reasons;
 }
 
-// ---- fields ------------------------------------------------------------------------------------------------------
+// ---- fields
+// ------------------------------------------------------------------------------------------------------
 
 #define FIELD(NAME, BODY, DOC) \
   {#NAME, layer_field<[](const Record& r) -> PyObject* { BODY }>, nullptr, DOC, nullptr}
 
-bool readable(const TensorFacts& facts) { return facts.has_geometry() && facts.needed_nbytes().has_value(); }
+bool readable(const TensorFacts& facts) {
+  return facts.has_geometry() && facts.needed_nbytes().has_value();
+}
 
 PyObject* grad_fn(const ImplFacts& impl) {
   if (impl.grad_fn_type == nullptr) return none();
@@ -150,14 +153,15 @@ PyObject* grad_fn(const ImplFacts& impl) {
 
 PyGetSetDef python_fields[] = {
     FIELD(type, return Py_NewRef(r.python.type);, "Name of the object's class."),
-    FIELD(module, return Py_NewRef(r.python.module == nullptr ? Py_None : r.python.module);,
-          "Module of the class, or None."),
+    FIELD(module, return Py_NewRef(r.python.module == nullptr ? Py_None : r.python.module);
+          , "Module of the class, or None."),
     FIELD(address, return PyLong_FromUnsignedLongLong(r.python.id);, "id() of the object."),
-    FIELD(refcount, return PyLong_FromSsize_t(r.python.refcount);,
-          "References to the object, the probe's own taken off."),
-    FIELD(has_weakrefs, return boolean(r.python.has_weakrefs);, "Whether Python weak references point at it."),
-    FIELD(slot_is_self, return boolean(r.python.slot_is_self);,
-          "Whether the impl's PyObject slot names this object."),
+    FIELD(refcount, return PyLong_FromSsize_t(r.python.refcount);
+          , "References to the object, the probe's own taken off."),
+    FIELD(has_weakrefs, return boolean(r.python.has_weakrefs);
+          , "Whether Python weak references point at it."),
+    FIELD(slot_is_self, return boolean(r.python.slot_is_self);
+          , "Whether the impl's PyObject slot names this object."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -166,122 +170,124 @@ PyGetSetDef impl_fields[] = {
     FIELD(type, return type_name(r.facts.impl.type);, "Dynamic C++ type."),
     FIELD(use_count, return integer(r.facts.impl.use_count);, "Owners: the Python object is one of them."),
     FIELD(weak_count, return integer(r.facts.impl.weak_count);, "C++ weak references."),
-    FIELD(shape, if (r.facts.symbolic && !r.facts.symbolic->shape.empty()) return expressions(r.facts.symbolic->shape);
+    FIELD(shape, if (r.facts.symbolic &&
+                     !r.facts.symbolic->shape.empty()) return expressions(r.facts.symbolic->shape);
           return r.facts.has_shape() ? integers(r.facts.shape()) : none();
           , "Sizes as the impl holds them: ints, or expressions where symbolic."),
-    FIELD(stride,
-          if (r.facts.symbolic && !r.facts.symbolic->stride.empty()) return expressions(r.facts.symbolic->stride);
-          return r.facts.has_geometry() ? integers(r.facts.stride()) : none();
-          , "Strides in elements."),
-    FIELD(storage_offset, if (r.facts.impl.shape_absence == Absence::kSymbolic) return expression(
-                              r.facts.symbolic->storage_offset);
+    FIELD(stride, if (r.facts.symbolic &&
+                      !r.facts.symbolic->stride.empty()) return expressions(r.facts.symbolic->stride);
+          return r.facts.has_geometry() ? integers(r.facts.stride()) : none();, "Strides in elements."),
+    FIELD(storage_offset, if (r.facts.impl.shape_absence ==
+                              Absence::kSymbolic) return expression(r.facts.symbolic->storage_offset);
           return r.facts.has_shape() ? integer(r.facts.impl.storage_offset) : none();, "Offset in elements."),
     FIELD(numel,
           if (r.facts.impl.shape_absence == Absence::kSymbolic) return expression(r.facts.symbolic->numel);
           return r.facts.has_shape() ? integer(r.facts.impl.numel) : none();, "Number of elements."),
-    FIELD(dim,
-          if (r.facts.symbolic && r.facts.impl.shape_absence == Absence::kSymbolic) return integer(
-              static_cast<int64_t>(r.facts.symbolic->shape.size()));
+    FIELD(dim, if (r.facts.symbolic && r.facts.impl.shape_absence == Absence::kSymbolic) return integer(
+                   static_cast<int64_t>(r.facts.symbolic->shape.size()));
           return r.facts.has_shape() ? integer(static_cast<int64_t>(r.facts.impl.shape.size())) : none();
           , "Number of dimensions."),
     FIELD(dtype, return dtype_name(r.facts.impl.dtype);, "Data type: float32, int64, ..."),
     FIELD(itemsize, return integer(r.facts.impl.itemsize);, "Bytes an element."),
-    FIELD(device, return r.facts.impl.device ? device_name(*r.facts.impl.device) : none();,
-          "The impl's own device label (device_opt_)."),
-    FIELD(backend, return r.facts.impl.backend ? device_name(c10::Device(*r.facts.impl.backend)) : none();,
-          "Device type whose kernels the key set selects."),
+    FIELD(device, return r.facts.impl.device ? device_name(*r.facts.impl.device) : none();
+          , "The impl's own device label (device_opt_)."),
+    FIELD(backend, return r.facts.impl.backend ? device_name(c10::Device(*r.facts.impl.backend)) : none();
+          , "Device type whose kernels the key set selects."),
     FIELD(layout, return interned(layout_name(r.facts.impl.layout));, "strided, sparse_coo, ..."),
     FIELD(keys, return key_names(r.facts.impl.keys);, "Dispatch keys by name."),
     FIELD(requires_grad, return boolean(r.facts.impl.requires_grad);, "As AutogradMeta answers."),
-    FIELD(is_leaf, return r.facts.impl.grad_fn_stale ? none() : boolean(r.facts.impl.is_leaf);,
-          "No grad_fn; None while grad_fn is stale."),
+    FIELD(is_leaf, return r.facts.impl.grad_fn_stale ? none() : boolean(r.facts.impl.is_leaf);
+          , "No grad_fn; None while grad_fn is stale."),
     FIELD(grad_fn, return grad_fn(r.facts.impl);, "Name of the node in AutogradMeta's field, or None."),
-    FIELD(grad_fn_stale, return boolean(r.facts.impl.grad_fn_stale);,
-          "The version moved since grad_fn was made; PyTorch rebuilds it on its next read."),
+    FIELD(grad_fn_stale, return boolean(r.facts.impl.grad_fn_stale);
+          , "The version moved since grad_fn was made; PyTorch rebuilds it on its next read."),
     FIELD(output_nr, return integer(r.facts.impl.output_nr);, "Which output of grad_fn this is."),
-    FIELD(version, return r.facts.impl.version_counter == nullptr ? none() : integer(r.facts.impl.version);,
-          "In-place writes counted so far."),
-    FIELD(version_counter, return address(r.facts.impl.version_counter);,
-          "Address of the counter: equal for tensors that share it."),
+    FIELD(version, return r.facts.impl.version_counter == nullptr ? none() : integer(r.facts.impl.version);
+          , "In-place writes counted so far."),
+    FIELD(version_counter, return address(r.facts.impl.version_counter);
+          , "Address of the counter: equal for tensors that share it."),
     FIELD(is_view, return boolean(r.facts.impl.is_view);, "Whether autograd tracks it as a view."),
     FIELD(base, return address(r.facts.impl.base);, "Address of the root base's TensorImpl, or None."),
-    FIELD(creation_meta,
-          return r.facts.impl.creation_meta ? interned(creation_meta_name(*r.facts.impl.creation_meta)) : none();
+    FIELD(creation_meta, return r.facts.impl.creation_meta
+                                    ? interned(creation_meta_name(*r.facts.impl.creation_meta))
+                                    : none();
           , "How the view was made (torch::autograd::CreationMeta), or None."),
     FIELD(is_conj, return boolean(r.facts.impl.is_conj);, "Conjugate bit: the bytes hold the conjugate."),
     FIELD(is_neg, return boolean(r.facts.impl.is_neg);, "Negative bit: the bytes hold the negative."),
     FIELD(is_inference, return boolean(r.facts.impl.is_inference);, "Made in inference mode."),
-    FIELD(is_wrapped_number, return boolean(r.facts.impl.is_wrapped_number);,
-          "A Python number that became a tensor for one call."),
-    FIELD(is_symbolic, return boolean(r.facts.impl.shape_absence == Absence::kSymbolic);,
-          "Shape, strides and offset are expressions."),
-    FIELD(python_decides_shape, return boolean(r.facts.impl.python_decides_shape);,
-          "The subclass answers .shape itself."),
+    FIELD(is_wrapped_number, return boolean(r.facts.impl.is_wrapped_number);
+          , "A Python number that became a tensor for one call."),
+    FIELD(is_symbolic, return boolean(r.facts.impl.shape_absence == Absence::kSymbolic);
+          , "Shape, strides and offset are expressions."),
+    FIELD(python_decides_shape, return boolean(r.facts.impl.python_decides_shape);
+          , "The subclass answers .shape itself."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyGetSetDef storage_fields[] = {
     FIELD(address, return address(r.facts.storage.address);, "Address of the StorageImpl."),
     FIELD(type, return type_name(r.facts.storage.type);, "Dynamic C++ type."),
-    FIELD(nbytes,
-          return r.facts.storage.symbolic ? expression(r.facts.symbolic->storage_nbytes)
-                                          : integer(r.facts.storage.nbytes);
+    FIELD(nbytes, return r.facts.storage.symbolic ? expression(r.facts.symbolic->storage_nbytes)
+                                                  : integer(r.facts.storage.nbytes);
           , "Bytes it says it has: an int, or an expression where symbolic."),
     FIELD(use_count, return integer(r.facts.storage.use_count);, "Owners: each TensorImpl over it is one."),
     FIELD(weak_count, return integer(r.facts.storage.weak_count);, "C++ weak references."),
     FIELD(resizable, return boolean(r.facts.storage.resizable);, "Whether resize_ may reallocate it."),
-    FIELD(allocator, return type_name(r.facts.storage.allocator_type);, "Dynamic type of the allocator, or None."),
-    FIELD(allocator_device,
-          const auto type = allocator_device_type(r.facts.storage.allocator);
+    FIELD(allocator, return type_name(r.facts.storage.allocator_type);
+          , "Dynamic type of the allocator, or None."),
+    FIELD(allocator_device, const auto type = allocator_device_type(r.facts.storage.allocator);
           return type ? device_name(c10::Device(*type)) : none();
           , "Device type this allocator is registered for, or None."),
     FIELD(copy_on_write, return boolean(r.facts.storage.copy_on_write);, "Shared until the first write."),
-    FIELD(has_materializer, return boolean(r.facts.storage.has_materializer);,
-          "A function runs before the first write."),
+    FIELD(has_materializer, return boolean(r.facts.storage.has_materializer);
+          , "A function runs before the first write."),
     FIELD(throws_on_read, return boolean(r.facts.storage.throws_on_read);, "data_ptr() raises."),
     FIELD(throws_on_write, return boolean(r.facts.storage.throws_on_write);, "mutable_data_ptr() raises."),
-    FIELD(has_python_wrapper, return boolean(r.facts.storage.has_python_wrapper);,
-          "A live UntypedStorage object is one of the owners."),
-    FIELD(shared_memory, return r.facts.data.shared_memory ? make_layer(shared_memory_type, r) : none();,
-          "The mapping behind it, or None."),
+    FIELD(has_python_wrapper, return boolean(r.facts.storage.has_python_wrapper);
+          , "A live UntypedStorage object is one of the owners."),
+    FIELD(shared_memory, return r.facts.data.shared_memory ? make_layer(shared_memory_type, r) : none();
+          , "The mapping behind it, or None."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyGetSetDef shared_memory_fields[] = {
     FIELD(handle, return text(r.facts.data.shared_memory->handle);, "Name of the mapped file or object."),
-    FIELD(manager, return r.facts.data.shared_memory->manager.empty() ? none()
-                                                                       : text(r.facts.data.shared_memory->manager);
+    FIELD(manager, return r.facts.data.shared_memory->manager.empty()
+                              ? none()
+                              : text(r.facts.data.shared_memory->manager);
           , "Socket of torch_shm_manager (file_system strategy), or None."),
-    FIELD(fd, return r.facts.data.shared_memory->fd < 0 ? none() : integer(r.facts.data.shared_memory->fd);,
-          "Open descriptor (file_descriptor strategy), or None."),
+    FIELD(fd, return r.facts.data.shared_memory->fd < 0 ? none() : integer(r.facts.data.shared_memory->fd);
+          , "Open descriptor (file_descriptor strategy), or None."),
     FIELD(mapped_nbytes, return integer(r.facts.data.shared_memory->mapped_nbytes);, "Bytes mapped."),
-    FIELD(counted, return boolean(r.facts.data.shared_memory->counted);,
-          "The mapping carries a reference count of its own."),
+    FIELD(counted, return boolean(r.facts.data.shared_memory->counted);
+          , "The mapping carries a reference count of its own."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyGetSetDef data_fields[] = {
-    FIELD(pointer, return PyLong_FromUnsignedLongLong(reinterpret_cast<uintptr_t>(r.facts.data.pointer));,
-          "Where the storage begins; 0 is a null pointer."),
-    FIELD(data_ptr,
-          const auto where = r.facts.data_address(); return where ? PyLong_FromUnsignedLongLong(*where) : none();
+    FIELD(pointer, return PyLong_FromUnsignedLongLong(reinterpret_cast<uintptr_t>(r.facts.data.pointer));
+          , "Where the storage begins; 0 is a null pointer."),
+    FIELD(data_ptr, const auto where = r.facts.data_address();
+          return where ? PyLong_FromUnsignedLongLong(*where) : none();
           , "pointer + offset x itemsize: what Tensor.data_ptr() answers (0 without elements)."),
     FIELD(context, return address(r.facts.data.context);, "What the deleter gets, or None."),
     FIELD(device, return device_name(r.facts.data.device);, "The DataPtr's device label."),
-    FIELD(deleter, return function_name(r.facts.data.deleter);, "The function that frees the memory, or None."),
-    FIELD(origin, return interned(origin_name(r.facts.data.origin));,
-          "none, cpu_allocator, borrowed, callback, mapped, storage_slice, copy_on_write or other."),
-    FIELD(maker, return r.facts.data.maker == nullptr ? none() : text(maker_name(*r.facts.data.maker));,
-          "Whose memory it is, by the callable that frees it, or None."),
+    FIELD(deleter, return function_name(r.facts.data.deleter);
+          , "The function that frees the memory, or None."),
+    FIELD(origin, return interned(origin_name(r.facts.data.origin));
+          , "none, cpu_allocator, borrowed, callback, mapped, storage_slice, copy_on_write or other."),
+    FIELD(maker, return r.facts.data.maker == nullptr ? none() : text(maker_name(*r.facts.data.maker));
+          , "Whose memory it is, by the callable that frees it, or None."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyGetSetDef extent_fields[] = {
-    FIELD(nbytes, return integer(r.facts.impl.numel * static_cast<int64_t>(r.facts.impl.itemsize));,
-          "numel x itemsize."),
-    FIELD(first_byte, return optional_integer(r.facts.first_byte());, "First byte reached, from the storage's start."),
-    FIELD(needed_nbytes, return optional_integer(r.facts.needed_nbytes());,
-          "Bytes from the storage's start to the end of the last element reached."),
+    FIELD(nbytes, return integer(r.facts.impl.numel * static_cast<int64_t>(r.facts.impl.itemsize));
+          , "numel x itemsize."),
+    FIELD(first_byte, return optional_integer(r.facts.first_byte());
+          , "First byte reached, from the storage's start."),
+    FIELD(needed_nbytes, return optional_integer(r.facts.needed_nbytes());
+          , "Bytes from the storage's start to the end of the last element reached."),
     FIELD(storage_nbytes,
           return r.facts.has_storage && !r.facts.storage.symbolic ? integer(r.facts.storage.nbytes) : none();
           , "Bytes the storage has, or None."),
@@ -291,8 +297,9 @@ PyGetSetDef extent_fields[] = {
           return boolean(*r.facts.needed_nbytes() > r.facts.storage.nbytes || *r.facts.first_byte() < 0);
           , "Reaches past the storage."),
     FIELD(contiguous, return boolean(is_contiguous(r.facts.shape(), r.facts.stride()));, "Row-major."),
-    FIELD(memory_format, return interned(memory_format_name(memory_format(r.facts.shape(), r.facts.stride())));,
-          "contiguous, channels_last, channels_last_3d, permuted (dense, other order) or strided."),
+    FIELD(memory_format,
+          return interned(memory_format_name(memory_format(r.facts.shape(), r.facts.stride())));
+          , "contiguous, channels_last, channels_last_3d, permuted (dense, other order) or strided."),
     FIELD(self_overlapping, const auto cells = distinct_cells(r.facts.shape(), r.facts.stride());
           return cells ? boolean(*cells < r.facts.impl.numel) : none();, "Two indices reach one element."),
     FIELD(non_overlapping_and_dense,
@@ -313,16 +320,17 @@ PyObject* kind(const Record& record) {
 
 PyGetSetDef record_fields[] = {
     RECORD_FIELD(kind, return kind(r);, "What kind of tensor this is."),
-    RECORD_FIELD(python, return r.python.id == 0 ? none() : make_layer(python_type, r);,
-                 "The Python object, or None."),
+    RECORD_FIELD(python, return r.python.id == 0 ? none() : make_layer(python_type, r);
+                 , "The Python object, or None."),
     RECORD_FIELD(impl, return make_layer(impl_type, r);, "The c10::TensorImpl."),
-    RECORD_FIELD(storage, return r.facts.has_storage ? make_layer(storage_type, r) : none();,
-                 "The c10::StorageImpl, or None."),
-    RECORD_FIELD(data, return r.facts.has_storage ? make_layer(data_type, r) : none();, "The at::DataPtr, or None."),
-    RECORD_FIELD(extent, return r.facts.has_geometry() ? make_layer(extent_type, r) : none();,
-                 "The bytes reached, or None."),
-    RECORD_FIELD(inner, return r.inner == nullptr ? PyTuple_New(0) : Py_NewRef(r.inner);,
-                 "(role, TensorRecord) of each tensor this one is made of."),
+    RECORD_FIELD(storage, return r.facts.has_storage ? make_layer(storage_type, r) : none();
+                 , "The c10::StorageImpl, or None."),
+    RECORD_FIELD(data, return r.facts.has_storage ? make_layer(data_type, r) : none();
+                 , "The at::DataPtr, or None."),
+    RECORD_FIELD(extent, return r.facts.has_geometry() ? make_layer(extent_type, r) : none();
+                 , "The bytes reached, or None."),
+    RECORD_FIELD(inner, return r.inner == nullptr ? PyTuple_New(0) : Py_NewRef(r.inner);
+                 , "(role, TensorRecord) of each tensor this one is made of."),
     RECORD_FIELD(absent, return absent(r);, "Field path to the reason why it is None."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -387,22 +395,23 @@ PyObject* read_inner(const at::TensorBase& tensor, Kind kind) {
 
 bool init_record_types(PyObject* module) {
   module_string = PyUnicode_InternFromString("__module__");
-  record_type = make_type(module, "tensorplay._C.TensorRecord", "What one probe read of a tensor.", sizeof(Record),
-                          free_record, record_fields);
-  python_type = make_type(module, "tensorplay._C.PythonLayer", "The Python object.", sizeof(Layer), free_layer,
-                          python_fields);
-  impl_type =
-      make_type(module, "tensorplay._C.ImplLayer", "The c10::TensorImpl.", sizeof(Layer), free_layer, impl_fields);
-  storage_type = make_type(module, "tensorplay._C.StorageLayer", "The c10::StorageImpl.", sizeof(Layer), free_layer,
-                           storage_fields);
-  data_type =
-      make_type(module, "tensorplay._C.DataLayer", "The at::DataPtr.", sizeof(Layer), free_layer, data_fields);
+  record_type = make_type(module, "tensorplay._C.TensorRecord", "What one probe read of a tensor.",
+                          sizeof(Record), free_record, record_fields);
+  python_type = make_type(module, "tensorplay._C.PythonLayer", "The Python object.", sizeof(Layer),
+                          free_layer, python_fields);
+  impl_type = make_type(module, "tensorplay._C.ImplLayer", "The c10::TensorImpl.", sizeof(Layer), free_layer,
+                        impl_fields);
+  storage_type = make_type(module, "tensorplay._C.StorageLayer", "The c10::StorageImpl.", sizeof(Layer),
+                           free_layer, storage_fields);
+  data_type = make_type(module, "tensorplay._C.DataLayer", "The at::DataPtr.", sizeof(Layer), free_layer,
+                        data_fields);
   extent_type = make_type(module, "tensorplay._C.Extent", "The bytes of its storage a tensor reaches.",
                           sizeof(Layer), free_layer, extent_fields);
   shared_memory_type = make_type(module, "tensorplay._C.SharedMemory", "The mapping behind a storage.",
                                  sizeof(Layer), free_layer, shared_memory_fields);
-  return module_string != nullptr && record_type != nullptr && python_type != nullptr && impl_type != nullptr &&
-         storage_type != nullptr && data_type != nullptr && extent_type != nullptr && shared_memory_type != nullptr;
+  return module_string != nullptr && record_type != nullptr && python_type != nullptr &&
+         impl_type != nullptr && storage_type != nullptr && data_type != nullptr && extent_type != nullptr &&
+         shared_memory_type != nullptr;
 }
 
 PyObject* make_record(const at::TensorBase& tensor, PyObject* object, Py_ssize_t observer_refs) {

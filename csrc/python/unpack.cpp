@@ -33,13 +33,18 @@ const at::Tensor* unpack_tensor(PyObject* object) {
   return inside.defined() ? &inside : nullptr;
 }
 
-bool is_uninitialized(PyObject* object) { return PyType_IsSubtype(Py_TYPE(object), uninitialized_class) != 0; }
+bool is_uninitialized(PyObject* object) {
+  return PyType_IsSubtype(Py_TYPE(object), uninitialized_class) != 0;
+}
 
-bool is_fake(PyObject* object) { return PyType_IsSubtype(Py_TYPE(object), fake_class) != 0; }
+bool is_fake(PyObject* object) {
+  return PyType_IsSubtype(Py_TYPE(object), fake_class) != 0;
+}
 
 bool init_unpack() {
   uninitialized_class = import_class("torch.nn.parameter", "UninitializedTensorMixin");
-  fake_class = uninitialized_class == nullptr ? nullptr : import_class("torch._subclasses.fake_tensor", "FakeTensor");
+  fake_class =
+      uninitialized_class == nullptr ? nullptr : import_class("torch._subclasses.fake_tensor", "FakeTensor");
   return fake_class != nullptr;
 }
 

@@ -9,8 +9,8 @@ class Tensor;
 
 namespace tensorplay::python {
 
-// The tensor inside, borrowed; null for anything that is not a torch.Tensor by type (weakref.proxy, a mock that lies
-// about __class__). Needs the GIL.
+// The tensor inside, borrowed; null for anything that is not a torch.Tensor by type (weakref.proxy, a mock
+// that lies about __class__). Needs the GIL.
 const at::Tensor* unpack_tensor(PyObject* object);
 
 // True for torch.nn.UninitializedParameter and its buffer sibling. Needs the GIL.

@@ -5,8 +5,8 @@
 namespace tensorplay::python {
 namespace {
 
-// Values kept for the life of the process. The keys come from small closed sets (types, devices, key sets), so the
-// map does not grow with the number of tensors.
+// Values kept for the life of the process. The keys come from small closed sets (types, devices, key sets),
+// so the map does not grow with the number of tensors.
 template <class Key, class Make>
 PyObject* remembered(std::unordered_map<Key, PyObject*>& known, Key key, Make make) {
   const auto it = known.find(key);
@@ -18,11 +18,17 @@ PyObject* remembered(std::unordered_map<Key, PyObject*>& known, Key key, Make ma
 
 }  // namespace
 
-PyObject* none() { Py_RETURN_NONE; }
+PyObject* none() {
+  Py_RETURN_NONE;
+}
 
-PyObject* boolean(bool value) { return PyBool_FromLong(value ? 1 : 0); }
+PyObject* boolean(bool value) {
+  return PyBool_FromLong(value ? 1 : 0);
+}
 
-PyObject* integer(int64_t value) { return PyLong_FromLongLong(value); }
+PyObject* integer(int64_t value) {
+  return PyLong_FromLongLong(value);
+}
 
 PyObject* address(const void* pointer) {
   if (pointer == nullptr) return none();
@@ -40,7 +46,9 @@ PyObject* interned(std::string_view value) {
   return remembered(known, value.data(), [&] { return text(value); });
 }
 
-PyObject* optional_integer(std::optional<int64_t> value) { return value ? integer(*value) : none(); }
+PyObject* optional_integer(std::optional<int64_t> value) {
+  return value ? integer(*value) : none();
+}
 
 PyObject* integers(DimSpan values) {
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
@@ -82,7 +90,9 @@ PyObject* type_name(const std::type_info* type) {
   return remembered(known, type, [&] { return text(tensorplay::type_name(*type)); });
 }
 
-PyObject* dtype_name(caffe2::TypeMeta dtype) { return interned(tensorplay::dtype_name(dtype)); }
+PyObject* dtype_name(caffe2::TypeMeta dtype) {
+  return interned(tensorplay::dtype_name(dtype));
+}
 
 PyObject* device_name(c10::Device device) {
   // The name of PrivateUse1 can be set once, later: not remembered before it is a device somebody has.

@@ -20,7 +20,7 @@ PyObject* address(const void* pointer);  // int; None for a null pointer
 PyObject* text(std::string_view value);
 PyObject* interned(std::string_view value);
 PyObject* optional_integer(std::optional<int64_t> value);
-PyObject* integers(DimSpan values);                          // tuple of int
+PyObject* integers(DimSpan values);                             // tuple of int
 PyObject* expressions(const std::vector<std::string>& values);  // tuple of int, or str where symbolic
 PyObject* expression(const std::string& value);
 
