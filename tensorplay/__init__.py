@@ -28,7 +28,25 @@ _PUBLIC = {
     "verify_data_ptr_consistency": "inspection",
 }
 
-__all__ = [*_PUBLIC, "__version__"]
+# Written out, not derived: type checkers read it as text.
+__all__ = [
+    "InconsistentTensor",
+    "LoadError",
+    "TargetError",
+    "TensorPlayError",
+    "UnknownCode",
+    "Finding",
+    "Report",
+    "TensorRecord",
+    "Verdict",
+    "check",
+    "inspect",
+    "inspect_data_ptr",
+    "inspect_storage_device",
+    "inspect_tensor_memory",
+    "verify_data_ptr_consistency",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from tensorplay.errors import InconsistentTensor, LoadError, TargetError, TensorPlayError, UnknownCode

@@ -25,7 +25,8 @@ def strides_picture(
         ascii: draw with ASCII characters only.
 
     Returns:
-        One line a row. A row is as long as the largest stride, or as fits; what is left out is said.
+        One line a row. A row is as long as the largest stride. Where it does not fit, the columns from the first one
+        reached are shown; what is left out is said.
     """
     reached, outside, empty, more = ("#", "!", ".", "...") if ascii else ("▪", "✗", "·", "…")
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if step > 0)
@@ -41,10 +42,13 @@ def strides_picture(
         return f"{cell} {mark}{','.join(map(str, found))}{'+' if several else ''}"
 
     widest = len(f"{cells - 1} {reached}" + ",".join(str(size - 1) for size in shape)) + 1
-    fits = max(2, (width - len(more)) // (widest + 1))
+    fits = max(2, (width - 2 * (len(more) + 1)) // (widest + 1))
     steps = [abs(step) for size, step in zip(shape, stride, strict=True) if size > 1 and abs(step) > 1]
     row_length = max(steps, default=fits)
     starts = range(low, cells, row_length)
+    # The same columns in every row, so that a column of the picture is one.
+    column = (offset - low) % row_length
+    skipped = min(column, row_length - fits) if row_length > fits and column > fits // 2 else 0
     shown = list(starts) if len(starts) <= _MOST_ROWS else [*starts[: _MOST_ROWS - 2], None, starts[-1]]
     rows: list[list[str] | str] = []
     for start in shown:
@@ -52,12 +56,15 @@ def strides_picture(
             rows.append(f"{more} {len(starts) - _MOST_ROWS + 1} more rows of {row_length}")
             continue
         end = min(start + row_length, cells)
-        row = [cell_text(cell) for cell in range(start, min(end, start + fits))]
-        if end - start > fits:
-            row.append(more)
-        rows.append(row)
-    pad = max(len(text) for row in rows if isinstance(row, list) for text in row)
-    return [row if isinstance(row, str) else " ".join(text.ljust(pad) for text in row).rstrip() for row in rows]
+        begin = start + skipped
+        row = [cell_text(cell) for cell in range(begin, min(end, begin + fits))]
+        rows.append([*([more] if skipped else []), *row, *([more] if end - begin > fits else [])])
+    pad = max((len(text) for row in rows if isinstance(row, list) for text in row if text != more), default=0)
+    return [row if isinstance(row, str) else " ".join(_padded(text, pad, more) for text in row).rstrip() for row in rows]
+
+
+def _padded(text: str, width: int, more: str) -> str:
+    return text if text == more else text.ljust(width)
 
 
 def _first_index(shape: Sequence[int], stride: Sequence[int], cell: int) -> tuple[tuple[int, ...] | None, bool]:

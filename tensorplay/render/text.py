@@ -37,10 +37,7 @@ def render(
     """Answer a report as text; arguments as for Report.text()."""
     buffer = _AsciiBuffer() if ascii else io.StringIO()
     columns = width or shutil.get_terminal_size((100, 24)).columns
-    console = Console(
-        file=buffer, width=columns, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
-    )
-    console.print(_Writer(document, columns, ascii, addresses).all(), soft_wrap=False)
+    _console(buffer, columns, color).print(_Writer(document, columns, ascii, addresses).all())
     return _trim(buffer.getvalue())
 
 
@@ -58,9 +55,22 @@ def print_report(document: Document, file: IO[str]) -> None:
 def render_finding(finding: Finding, *, width: int = 100) -> str:
     """Answer one finding as text."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, no_color=True, highlight=False)
-    console.print(_finding(finding))
+    _console(buffer, width, color=False).print(_finding(finding))
     return _trim(buffer.getvalue())
+
+
+def _console(file: IO[str], width: int, color: bool) -> Console:
+    # Names hold brackets and colons: nothing in them is markup.
+    return Console(
+        file=file,
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
 
 
 def _trim(text: str) -> str:
@@ -460,8 +470,9 @@ def _notes(record: TensorRecord) -> Iterator[str]:
         yield "not row-major"
     if record.data is not None and record.data.maker:
         yield record.data.maker
-    if record.also:
-        yield f"also {record.also[0]}" + (" ..." if len(record.also) > 1 else "")
+    others = [path for path in record.also if ".param_groups[" not in path]  # that an optimizer has it is no news
+    if others:
+        yield f"also {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
 
 
 def _finding(finding: Finding) -> RenderableType:

@@ -233,6 +233,35 @@ TEST(Origin, guarded_storages_are_told_apart) {
   EXPECT_TRUE(unreadable.storage.throws_on_read);
 }
 
+// As Python's storage slicing makes it: the context is the sliced storage, of which the slice is one owner.
+at::Tensor slice_of(const at::Tensor& whole, size_t nbytes) {
+  void* owner = c10::Storage(whole.storage()).unsafeReleaseStorageImpl();
+  const auto give_back = [](void* context) {
+    c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(context)));
+  };
+  at::DataPtr data(whole.storage().mutable_data(), owner, give_back, c10::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
+                                                       std::move(data), nullptr, false);
+  return at::empty({0}).set_(c10::Storage(std::move(storage)), 0, {static_cast<int64_t>(nbytes / 4)}, {1});
+}
+
+TEST(Origin, slice_of_a_storage_is_known_once_it_was_learnt) {
+  const at::Tensor of_memory = slice_of(at::zeros({8}), 16);
+  const at::Tensor of_mapping = slice_of(make("shared_memory").tensor, 16);
+  const TensorFacts before = read(of_memory);
+  learn_storage_slice(*of_memory.storage().unsafeGetStorageImpl());
+
+  const TensorFacts facts = read(of_memory);
+  const TensorFacts mapped = read(of_mapping);
+
+  EXPECT_EQ(before.data.origin, DataOrigin::kOther);
+  EXPECT_EQ(facts.data.origin, DataOrigin::kStorageSlice);
+  EXPECT_EQ(facts.data.shared_memory, nullptr);
+  EXPECT_EQ(mapped.data.origin, DataOrigin::kStorageSlice);
+  ASSERT_NE(mapped.data.shared_memory, nullptr);
+  EXPECT_EQ(mapped.data.shared_memory->mapped_nbytes, 64);
+}
+
 // Its storage names an allocator that lived on PyTorch's stack (_efficientzerotensor,
 // ATen/native/TensorFactories.cpp, torch 2.13): an address to compare, never an object to look at.
 TEST(Origin, DISABLED_zerotensors_allocator_is_not_followed) {

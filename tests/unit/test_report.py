@@ -132,6 +132,17 @@ def test_text_of_wrapped_tensors(snapshot):
     assert text.count("impl ") == 2
 
 
+def test_names_are_text_and_never_markup():
+    one = torch.ones
+    names = ["opt.state[model.weight].step", "x[/b]", ":smile:", "a[red]b"]
+
+    text = tp.check({name: one(1) for name in names}).text(width=120)
+
+    for name in names:
+        assert name in text
+    assert "[s" in tp.inspect([helpers.symbolic_fake()] * 1 + [one(1), one(2), one(3)], quiet=True).text(width=120)
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_text_keeps_to_its_width(width):
     view, flat = helpers.released()

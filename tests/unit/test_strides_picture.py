@@ -45,6 +45,23 @@ def test_many_rows_are_elided_and_counted():
     assert len(lines) == 6
 
 
+def test_wide_rows_are_shown_from_the_first_column_reached():
+    keys = torch.zeros(3, 288).chunk(3, -1)[1][:, :24].t()
+
+    lines = picture(keys, width=80)
+
+    assert lines[0].startswith("… 96 ▪0,0  97 ▪1,0  98 ▪2,0 ")
+    assert lines[1].startswith("… 384 ▪0,1 385 ▪1,1 ")
+    assert all(line.endswith("…") for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_columns_at_the_end_of_a_wide_row_are_shown():
+    lines = picture(torch.zeros(3, 288)[:, 287:], width=60)
+
+    assert [line.split()[-1] for line in lines] == ["▪0,0", "▪1,0", "▪2,0"]
+
+
 def test_huge_storage_costs_no_enumeration():
     lines = strides_picture([10**6, 10**6], [10**6, 1], 0, 10**12, width=60)
 

@@ -62,6 +62,7 @@ def test_public_names_are_typed_and_documented():
         value = getattr(tensorplay, name)
         assert isinstance(value, str) or (inspect.getdoc(value) or "").strip(), name
     assert set(tensorplay.__all__) <= set(dir(tensorplay))
+    assert set(tensorplay.__all__) == {*tensorplay._PUBLIC, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = tensorplay.nothing
 

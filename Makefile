@@ -1,0 +1,66 @@
+# make demo and make test set everything up on a machine with Python 3.11, g++, git and make.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_SPEC ?= torch==2.13.0
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q
+JOBS ?= 2
+
+.PHONY: demo test test-all lint format generate native native-asan bench clean
+
+# One stamp a step: with an existing .venv nothing is asked from the network.
+$(VENV)/.torch-$(TORCH_SPEC):
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q '$(TORCH_SPEC)'
+	rm -f $(VENV)/.torch-*
+	touch '$@'
+
+$(VENV)/.installed: $(VENV)/.torch-$(TORCH_SPEC) pyproject.toml setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
+	test -f '$@' || $(BIN)/python -m pip install -q 'setuptools>=77' ninja
+	test -f '$@' || $(BIN)/python -m pip install -q -e '.[test]'
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	touch '$@'
+
+$(VENV)/.lint: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -e '.[lint]' --no-build-isolation
+	touch '$@'
+
+demo: $(VENV)/.installed
+	$(BIN)/tensorplay doctor
+	$(BIN)/python examples/train_text.py --report report.json
+	$(BIN)/tensorplay check examples/train_text.py:build
+	$(BIN)/tensorplay demo
+
+test: $(VENV)/.installed
+	$(PYTEST) -n $(JOBS) -m 'not long'
+	@echo 'not run by make test: tests/native (make native, make native-asan: need GoogleTest), tests marked long' \
+	  '(make test-all), tests/gpu (tests/gpu/run.sh: needs a GPU)'
+
+test-all: $(VENV)/.installed native native-asan
+	$(PYTEST) -n $(JOBS) -m long
+
+native native-asan: $(VENV)/.installed
+	$(MAKE) -C tests/native PYTHON=$(abspath $(BIN)/python) $(if $(filter native-asan,$@),asan,test)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.h' '*.cpp')
+	$(BIN)/python docs/generate.py --check
+	TENSORPLAY_WERROR=1 $(BIN)/python setup.py -q build_ext --build-lib build/werror --build-temp build/werror
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.h' '*.cpp')
+
+generate: $(VENV)/.installed
+	$(BIN)/python docs/generate.py
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench_inspect.py
+
+clean:
+	rm -rf build $(VENV) tensorplay/_C*.so tensorplay/_build_info.py
