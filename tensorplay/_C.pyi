@@ -200,6 +200,18 @@ class ImplLayer:
         """Made in inference mode."""
 
     @property
+    def is_zerotensor(self) -> bool:
+        """All zeros without memory, as forward-mode AD makes them."""
+
+    @property
+    def is_functional(self) -> bool:
+        """functionalization's wrapper."""
+
+    @property
+    def is_python_dispatch(self) -> bool:
+        """Operators on it go to a __torch_dispatch__."""
+
+    @property
     def is_wrapped_number(self) -> bool:
         """A Python number that became a tensor for one call."""
 

@@ -41,6 +41,18 @@ __all__ = [
 MAX_TENSORS = 10_000
 """How many tensors one call reads unless told otherwise."""
 
+
+def _references_of_a_call() -> int:
+    """Count the references that a Python call holds to an argument: 1, or 2 before Python 3.11."""
+
+    def called(argument: object) -> int:
+        return sys.getrefcount(argument)
+
+    sample = object()
+    return called(sample) - sys.getrefcount(sample)
+
+
+_CALL_REFS = _references_of_a_call()
 _RULES = record_rules()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 # The last records of each label, by path. They hold addresses, no tensors.
@@ -72,11 +84,11 @@ def inspect(
     """
     caller = Caller.at(sys._getframe(1))
     if type(x) in _PLAIN and (label is None or type(label) is str):
-        # This frame's argument and the call's own are the probe's references.
-        reads, truncated = [Read("x", C.read(x, 2))], None
+        # This call's argument and that of read() are the probe's references.
+        reads, truncated = [Read("x", C.read(x, _CALL_REFS + 1))], None
     else:
         named = [("x", x)] if label is None or isinstance(label, str) else [("x", x), ("y", label)]
-        reads, truncated = _read_all(named, max_tensors, grads=False, root_refs=2)
+        reads, truncated = _read_all(named, max_tensors, grads=False, root_refs=_CALL_REFS + 1)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
     paths = [read.name for read in reads] if type(label) is str else []
@@ -137,7 +149,7 @@ def check_at(
         named: list[tuple[str, object]] = list(objs.items())
         root_refs = 1  # the pair in `named`
     else:
-        root_refs = 3  # the same, and the argument of check() and of this
+        root_refs = 2 * _CALL_REFS + 1  # the same, and the arguments of check() and of this
         named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
     reads, truncated = _read_all(named, max_tensors, grads=True, root_refs=root_refs)
     selection = select_findings(_explain(_suspects(reads)), select=select, ignore=ignore, caller=caller)
@@ -204,7 +216,7 @@ def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdic
 
     Source: c10/core/TensorImpl.h ``data()``, ``storage_offset_``; c10/core/StorageImpl.h ``size_bytes_``.
     """
-    read = _one(x, "verify_data_ptr_consistency", 3)
+    read = _one(x, "verify_data_ptr_consistency", calls=2)
     report = _answer([read], Caller.at(sys._getframe(1)), report_unused=False)
     ok, reasons = _consistency(report.records[0], C.impl_data_address(x))
     if strict and not ok:
@@ -243,14 +255,14 @@ def _consistency(record: TensorRecord, own: int | None) -> tuple[bool, list[str]
     return (False, problems) if problems else (True, facts)
 
 
-def _one(x: object, call: str, observer_refs: int) -> Read:
+def _one(x: object, call: str, calls: int) -> Read:
     if not C.is_tensor(x):
         raise TypeError(_nothing_found(call, x, container=False))
-    return Read("x", C.read(x, observer_refs))
+    return Read("x", C.read(x, calls * _CALL_REFS + 1))
 
 
 def _focused(x: object, focus: str, caller: Caller) -> Report:
-    reads = [_one(x, f"inspect_{'data_ptr' if focus == 'data' else 'storage_device'}", 4)]
+    reads = [_one(x, f"inspect_{'data_ptr' if focus == 'data' else 'storage_device'}", calls=3)]
     report = _answer(reads, caller, report_unused=True, focus=focus)
     if not _in_ipython():
         _print(report)

@@ -128,6 +128,12 @@ class ImplLayer(msgspec.Struct, frozen=True, kw_only=True):
     """Negative bit: the bytes hold the negative."""
     is_inference: bool
     """Made in inference mode."""
+    is_zerotensor: bool
+    """All zeros without memory, as forward-mode AD makes them."""
+    is_functional: bool
+    """functionalization's wrapper."""
+    is_python_dispatch: bool
+    """Whether operators on it go to a ``__torch_dispatch__``."""
     is_wrapped_number: bool
     """A Python number that became a tensor for one call."""
     is_symbolic: bool
@@ -523,6 +529,12 @@ class Report:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))  # what IPython shows for a cell's last line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Report.from_document, (self.document,)
 
     def __repr__(self) -> str:
         return f"<tensorplay.Report: {len(self.records)} tensors, {len(self.findings)} findings>"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
@@ -66,3 +67,11 @@ def snapshot(request):
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def single_process_group(tmp_path):
+    """One rank over gloo; the store is a file, so that no port is taken."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
+    yield
+    dist.destroy_process_group()

@@ -151,6 +151,8 @@ PyObject* grad_fn(const ImplFacts& impl) {
   return text(node_name(impl));
 }
 
+bool has_key(const Record& record, c10::DispatchKey key) { return record.facts.impl.keys.has(key); }
+
 PyGetSetDef python_fields[] = {
     FIELD(type, return Py_NewRef(r.python.type);, "Name of the object's class."),
     FIELD(module, return Py_NewRef(r.python.module == nullptr ? Py_None : r.python.module);
@@ -215,6 +217,12 @@ PyGetSetDef impl_fields[] = {
     FIELD(is_conj, return boolean(r.facts.impl.is_conj);, "Conjugate bit: the bytes hold the conjugate."),
     FIELD(is_neg, return boolean(r.facts.impl.is_neg);, "Negative bit: the bytes hold the negative."),
     FIELD(is_inference, return boolean(r.facts.impl.is_inference);, "Made in inference mode."),
+    FIELD(is_zerotensor, return boolean(has_key(r, c10::DispatchKey::ZeroTensor));
+          , "All zeros without memory, as forward-mode AD makes them."),
+    FIELD(is_functional, return boolean(has_key(r, c10::DispatchKey::Functionalize));
+          , "functionalization's wrapper."),
+    FIELD(is_python_dispatch, return boolean(has_key(r, c10::DispatchKey::Python));
+          , "Operators on it go to a __torch_dispatch__."),
     FIELD(is_wrapped_number, return boolean(r.facts.impl.is_wrapped_number);
           , "A Python number that became a tensor for one call."),
     FIELD(is_symbolic, return boolean(r.facts.impl.shape_absence == Absence::kSymbolic);

@@ -60,7 +60,9 @@ def strides_picture(
         row = [cell_text(cell) for cell in range(begin, min(end, begin + fits))]
         rows.append([*([more] if skipped else []), *row, *([more] if end - begin > fits else [])])
     pad = max((len(text) for row in rows if isinstance(row, list) for text in row if text != more), default=0)
-    return [row if isinstance(row, str) else " ".join(_padded(text, pad, more) for text in row).rstrip() for row in rows]
+    return [
+        row if isinstance(row, str) else " ".join(_padded(text, pad, more) for text in row).rstrip() for row in rows
+    ]
 
 
 def _padded(text: str, width: int, more: str) -> str:

@@ -361,6 +361,7 @@ TEST(DistinctCells, unfolded_windows_share_their_overlap) {
 TEST(DistinctCells, huge_but_regular_is_exact) {
   EXPECT_EQ(distinct_cells(Ints{int64_t{1} << 40, 3}, Ints{1, 1}), (int64_t{1} << 40) + 2);
   EXPECT_EQ(distinct_cells(Ints{2, 2}, Ints{int64_t{1} << 61, int64_t{1} << 60}), 4);
+  EXPECT_EQ(distinct_cells(Ints{2, int64_t{1} << 40}, Ints{3, 4}), int64_t{1} << 41);  // pairs, side by side
   EXPECT_EQ(distinct_cells(Ints{2}, Ints{kMax}), 2);
 }
 
@@ -403,6 +404,7 @@ TEST(DistinctCells, beyond_64_bits_is_absent) {
 TEST(DistinctCells, DISABLED_smallest_stride_is_answered) {
   EXPECT_EQ(distinct_cells(Ints{2}, Ints{kMin}).value_or(2), 2);
   EXPECT_EQ(distinct_cells(Ints{2, 2}, Ints{kMin, kMin}).value_or(3), 3);
+  EXPECT_EQ(memory_format(Ints{2}, Ints{kMin}), MemoryFormat::kStrided);
 }
 
 // No storage holds so many cells, so that nothing of this size is dense.

@@ -153,5 +153,31 @@ def test_healthy_model_is_silent_in_every_state(name):
     assert found == []
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_model_is_silent_from_meta_to_the_step(single_process_group):
+    """FSDP2 releases storages by design; what a module shows is always whole."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(2)])
+    for part in [*model, model]:
+        fully_shard(part, mesh=init_device_mesh("cpu", (1,)))
+    found = alarms({"meta": model})
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    optimizer = torch.optim.AdamW(model.parameters())
+    objs = {"model": model, "optimizer": optimizer}
+    model[0].register_forward_hook(lambda *_: found.extend(alarms(objs)))
+    model(torch.randn(4, 8)).sum().backward()
+    found += alarms(objs)
+    optimizer.step()
+    found += alarms(objs)
+
+    assert found == []
+
+
 def test_there_are_enough_models():
     assert len(MODELS) >= 20

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensorplay as tp
+from tensorplay.rules.registry import load_rule
 from tests import helpers
 
 
@@ -61,6 +63,55 @@ def test_tp101_key_set_of_another_device_fires():
 )
 def test_kind_that_carries_two_devices_by_design_is_silent(make):
     assert loud({"x": make()}) == []
+
+
+PLAIN = tp.inspect(torch.ones(3), quiet=True).records[0]
+
+
+def with_devices(device, backend, label, allocator) -> tp.TensorRecord:
+    """A record as a C++ extension could make it true: labels cannot be set from Python."""
+    replace = msgspec.structs.replace
+    return replace(
+        PLAIN,
+        impl=replace(PLAIN.impl, device=device, backend=backend),
+        data=replace(PLAIN.data, device=label),
+        storage=replace(PLAIN.storage, allocator_device=allocator),
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "headline"),
+    [
+        (("cpu", "cpu", "cuda:0", None), "the impl says cpu, its DataPtr cuda:0"),
+        (("cuda:0", "cuda", "cpu", "cpu"), "the impl says cuda:0, its DataPtr cpu"),
+        (("cuda:0", "cuda", "cuda:1", "cuda"), "the impl says cuda:0, its DataPtr cuda:1"),
+        (("cuda:0", "cpu", "cuda:0", "cuda"), "the key set computes on cpu, the impl says cuda:0"),
+        (("npu:0", "npu", "npu:0", "cpu"), "the DataPtr says npu:0, its allocator serves cpu"),
+        (("cpu", "cpu", "cpu", "meta"), "the DataPtr says cpu, its allocator serves meta"),
+    ],
+)
+def test_tp101_fires_on_each_pair_of_facts(devices, headline):
+    record = with_devices(*devices)
+    rule = load_rule("TP101")
+
+    assert rule.suspects(record)
+    (finding,) = rule.findings([record])
+    assert finding.headline == f"device facts disagree: {headline}"
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ("cpu", "cpu", "cpu", "cpu"),
+        ("cpu", "cpu", "cpu", None),  # pinned or foreign memory: its allocator is registered for no device
+        ("cuda:0", "cuda", "cuda:0", "cuda"),
+        ("cuda:1", "cuda", "cuda", None),  # a label without an index
+        ("cpu", None, "cpu", "cpu"),
+        (None, None, "cpu", "cpu"),
+    ],
+)
+def test_tp101_is_silent_where_the_facts_agree(devices):
+    assert not load_rule("TP101").suspects(with_devices(*devices))
 
 
 def test_tp101_is_silent_in_transforms():

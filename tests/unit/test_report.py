@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 
 import jsonschema
@@ -212,6 +214,15 @@ def test_name_is_the_caller_s_expression():
     ).records[0].name == "model.bias"  # fmt: skip
     assert tp.inspect(*[model.weight], quiet=True).records[0].name == "x"
     assert tp.check(model.weight).records[0].name == "model.weight"
+
+
+def test_report_travels_between_processes():
+    report = tp.check({"x": torch.ones(3)})
+
+    again = pickle.loads(pickle.dumps(report))
+
+    assert again.document == report.document
+    assert copy.deepcopy(report).to_json() == report.to_json()
 
 
 def test_everything_is_immutable():
