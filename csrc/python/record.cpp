@@ -369,7 +369,7 @@ bool read_python(PyObject* object, const c10::TensorImpl& impl, Py_ssize_t obser
   out.slot_is_self = impl.pyobj_slot()->load_pyobj() == object;
   out.uninitialized = is_uninitialized(object);
   out.fake = impl.key_set().has(c10::DispatchKey::Python) && is_fake(object);
-  if (type->tp_weaklistoffset > 0) out.has_weakrefs = *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
+  if (PyType_SUPPORTS_WEAKREFS(type)) out.has_weakrefs = *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
   if ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) {  // torch.Tensor itself and its subclasses are heap types
     out.type = PyUnicode_FromString(type->tp_name);
     return out.type != nullptr;
