@@ -16,13 +16,16 @@ import types
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from tensorplay.errors import TargetError
 from tensorplay.layers import Finding, Severity, Suppressed, UnusedIgnore, Where
 from tensorplay.rules.registry import check_selectors, selects
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +35,8 @@ else:
 __all__ = ["Caller", "Config", "Selection", "load_config", "select_findings"]
 
 _LONGEST_NAME = 48
+_ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check",
+           "verify_data_ptr_consistency")  # fmt: skip
 _IGNORE = re.compile(r"#\s*tensorplay:\s*ignore\[([^\]]*)\]\s*(.*)")
 
 
@@ -41,6 +46,14 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     select: tuple[str, ...] = ("ALL",)
     ignore: tuple[str, ...] = ()
     fail_on: Severity = "warning"
+
+
+def _is_call_of_ours(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Tell whether a node calls one of our functions; a name it was imported under goes unseen."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+    return name in _ASKING
 
 
 class _Tools(msgspec.Struct, frozen=True):
@@ -107,13 +120,42 @@ class Caller(msgspec.Struct, frozen=True):
         """The source file, as the code object names it."""
         return self.code.co_filename
 
-    def span(self) -> tuple[int, int, int | None, int | None]:
-        """Answer first line, last line, first and last column (UTF-8 bytes) of the call; None where not known."""
-        if self.source == "call" and sys.version_info >= (3, 11):
-            found = next(itertools.islice(self.code.co_positions(), max(self.lasti, 0) // 2, None), None)
-            if found is not None and found[0] is not None and found[1] is not None:
-                return found[0], found[1], found[2], found[3]
-        return self.line, self.line, None, None
+    def span(self) -> tuple[int, int]:
+        """Answer the first and the last line of the call, or of the head of the definition."""
+        if self.source == "definition":
+            return self.line, self.line
+        found = self._position()
+        if found is not None:
+            return found[0], found[1]
+        call = self._call()
+        return (self.line, self.line) if call is None else (call.lineno, call.end_lineno or call.lineno)
+
+    def _position(self) -> tuple[int, int, int | None, int | None] | None:
+        """Answer first and last line, first and last column (UTF-8 bytes) of the call, where the code knows them."""
+        if self.source == "definition" or sys.version_info < (3, 11):
+            return None
+        found = next(itertools.islice(self.code.co_positions(), max(self.lasti, 0) // 2, None), None)
+        if found is None or found[0] is None or found[1] is None:
+            return None
+        return found[0], found[1], found[2], found[3]
+
+    def _call(self) -> ast.Call | None:
+        """Find the call in its source, where there is source."""
+        position = self._position()
+        try:
+            if position is None or position[2] is None:
+                tree = ast.parse("".join(linecache.getlines(self.file)))
+                calls = [node for node in ast.walk(tree) if _is_call_of_ours(node)]
+                around = [call for call in calls if call.lineno <= self.line <= (call.end_lineno or call.lineno)]
+                return around[0] if len(around) == 1 else None
+            first, last, start, end = position
+            raw = [linecache.getline(self.file, number).encode() for number in range(first, last + 1)]
+            raw[-1] = raw[-1][:end]
+            raw[0] = raw[0][start:]
+            expression = ast.parse(b"".join(raw).decode(errors="replace").strip(), mode="eval").body
+        except SyntaxError:
+            return None
+        return expression if isinstance(expression, ast.Call) else None
 
     def where(self, name: str) -> Where:
         """Answer the place, for a finding about one of the tensors handed in there."""
@@ -122,18 +164,8 @@ class Caller(msgspec.Struct, frozen=True):
 
     def argument(self, fallback: str, index: int = 0) -> str:
         """Answer the source text of one of the call's arguments, or the fallback where it is not plain to see."""
-        first, last, start, end = self.span()
-        lines = [linecache.getline(self.file, number) for number in range(first, last + 1)]
-        raw = [line.encode() for line in lines]
-        if raw and start is not None and end is not None:
-            raw[-1] = raw[-1][:end]
-            raw[0] = raw[0][start:]
-        text = b"".join(raw).decode(errors="replace")
-        try:
-            call = ast.parse(text.strip(), mode="eval").body
-        except SyntaxError:
-            return fallback
-        if not isinstance(call, ast.Call) or index >= len(call.args):
+        call = self._call()
+        if call is None or index >= len(call.args):
             return fallback
         if any(isinstance(argument, ast.Starred) for argument in call.args[: index + 1]):
             return fallback
@@ -229,7 +261,7 @@ def _placed(finding: Finding, caller: Caller | None) -> tuple[Finding, list[_Com
 
 
 def _comments(caller: Caller | None) -> list[_Comment]:
-    return [] if caller is None else _comments_at(caller.file, *caller.span()[:2])
+    return [] if caller is None else _comments_at(caller.file, *caller.span())
 
 
 def _comments_at(file: str | None, first: int | None, last: int | None) -> list[_Comment]:

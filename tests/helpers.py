@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,11 +50,6 @@ def cells(shape, stride, offset: int = 0) -> set[int]:
         offset + sum(i * step for i, step in zip(index, stride, strict=True))
         for index in itertools.product(*map(range, shape))
     }
-
-
-def python_refcount(x: object) -> int:
-    """References to x that its caller's own argument and ours are not part of."""
-    return sys.getrefcount(x) - 2
 
 
 def symbolic_fake() -> torch.Tensor:

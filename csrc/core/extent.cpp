@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 
 namespace tensorplay {
@@ -16,6 +17,14 @@ struct Dim {
 
 bool is_empty(DimSpan sizes) {
   return std::any_of(sizes.begin(), sizes.end(), [](int64_t n) { return n == 0; });
+}
+
+// The smallest number has no magnitude in 64 bits, and no storage is so long.
+bool has_unmeasurable_stride(DimSpan sizes, DimSpan strides) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && strides[i] == std::numeric_limits<int64_t>::min()) return true;
+  }
+  return false;
 }
 
 // Dimensions that move, smallest stride first.
@@ -98,6 +107,7 @@ std::optional<CellRange> cell_range(DimSpan sizes, DimSpan strides, int64_t offs
 
 std::optional<int64_t> distinct_cells(DimSpan sizes, DimSpan strides, int64_t max_cells) {
   if (is_empty(sizes)) return 0;
+  if (has_unmeasurable_stride(sizes, strides)) return std::nullopt;
   std::vector<Dim> dims = moving_dims(sizes, strides);
   int64_t unit = 0;
   for (const Dim& dim : dims) unit = std::gcd(unit, dim.stride);
@@ -130,7 +140,9 @@ std::optional<int64_t> distinct_cells(DimSpan sizes, DimSpan strides, int64_t ma
 }
 
 bool is_contiguous(DimSpan sizes, DimSpan strides) {
-  if (is_empty(sizes)) return true;
+  const std::optional<int64_t> count = count_elements(sizes);
+  if (count == 0) return true;
+  if (!count) return false;
   int64_t expected = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     if (sizes[i] == 1) continue;
@@ -141,6 +153,7 @@ bool is_contiguous(DimSpan sizes, DimSpan strides) {
 }
 
 MemoryFormat memory_format(DimSpan sizes, DimSpan strides) {
+  if (!count_elements(sizes) || has_unmeasurable_stride(sizes, strides)) return MemoryFormat::kStrided;
   if (is_contiguous(sizes, strides)) return MemoryFormat::kContiguous;
   constexpr std::array<size_t, 4> kNhwc{1, 3, 2, 0};
   constexpr std::array<size_t, 5> kNdhwc{1, 4, 3, 2, 0};

@@ -32,7 +32,7 @@ std::string node_name(const ImplFacts& impl) {
 }
 
 std::string_view dtype_name(caffe2::TypeMeta dtype) {
-  if (!dtype.isScalarType()) return dtype.name();
+  if (!dtype.isScalarType() || dtype.isScalarType(c10::ScalarType::Undefined)) return dtype.name();
   return c10::getDtypeNames(dtype.toScalarType()).first;
 }
 

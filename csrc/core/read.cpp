@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/SymInt.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/core/impl/COWDeleter.h>
 #include <libshm.h>
 #include <torch/csrc/autograd/function.h>
@@ -132,7 +133,7 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
                                           Key::SparseCsr, Key::MkldnnCPU, Key::NestedTensor, Key::Quantized,
                                           Key::Python, Key::ZeroTensor});
   if (!keys.has_any(kUnusual)) [[likely]] {
-    if (keys.empty()) return Kind::kUndefined;
+    if (&impl == c10::UndefinedTensorImpl::singleton()) return Kind::kUndefined;  // its keys are not empty
     return facts.impl.device && facts.impl.device->is_meta() ? Kind::kMeta : Kind::kStrided;
   }
   if (keys.has(Key::FuncTorchBatched) || keys.has(Key::BatchedNestedTensor)) return Kind::kBatched;
@@ -208,7 +209,9 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
     if (context != nullptr) out.maker = &context->deleter_.target_type();
   } else if (deleter == &c10::impl::cow::cow_deleter) {
     out.origin = DataOrigin::kCopyOnWrite;
-  } else if (deleter == nullptr || deleter == &c10::detail::deleteNothing) {
+  } else if (out.context == nullptr || deleter == nullptr || deleter == &c10::detail::deleteNothing) {
+    // DataPtr calls no deleter on a null context; from_blob's own one is inline, another function in each
+    // library.
     out.origin = DataOrigin::kBorrowed;
   } else {
     out.origin = DataOrigin::kOther;
@@ -220,6 +223,15 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
       out.origin = DataOrigin::kStorageSlice;
     }
   }
+}
+
+// A ZeroTensor's storage names an allocator that lived on the stack of the function that made it
+// (_efficientzerotensor, ATen/native/TensorFactories.cpp): without memory only the lasting ones are looked
+// at.
+bool is_alive(const at::Allocator* allocator, const DataFacts& data) {
+  static const at::Allocator* const meta = c10::GetAllocator(c10::kMeta);
+  if (allocator == nullptr) return false;
+  return data.pointer != nullptr || allocator == meta || allocator == c10::GetDefaultCPUAllocator();
 }
 
 void read_storage(const c10::StorageImpl& storage, TensorFacts& facts) {
@@ -234,13 +246,13 @@ void read_storage(const c10::StorageImpl& storage, TensorFacts& facts) {
   out.nbytes = out.symbolic ? 0 : nbytes.as_int_unchecked();
   const at::Allocator* allocator = storage.allocator();
   out.allocator = allocator;
-  out.allocator_type = allocator == nullptr ? nullptr : &typeid(*allocator);
   out.resizable = storage.resizable();
   out.has_materializer = storage.has_materializer();
   out.throws_on_read = compat::throws_on_read(storage);
   out.throws_on_write = compat::throws_on_write(storage);
   out.has_python_wrapper = storage.pyobj_slot()->load_pyobj() != nullptr;
   read_data(compat::own_data_ptr(storage), facts.data);
+  out.allocator_type = is_alive(allocator, facts.data) ? &typeid(*allocator) : nullptr;
   out.copy_on_write = facts.data.origin == DataOrigin::kCopyOnWrite;
 }
 
@@ -258,8 +270,9 @@ void read_grad_fn(const AutogradMeta& meta, ImplFacts& out) {
 }
 
 void read_view(const DifferentiableViewMeta& view, ImplFacts& out) {
-  if (!view.has_bw_view()) {
-    if (view.has_fw_view()) out.base = view.get_forward_view().base_.unsafeGetTensorImpl();
+  // A view of forward-mode AD alone is none to backward, to Tensor._is_view() and to Tensor._base.
+  out.is_view = view.has_bw_view();
+  if (!out.is_view) {
     read_grad_fn(view, out);
     return;
   }
@@ -293,7 +306,6 @@ void read_autograd(const c10::TensorImpl& impl, ImplFacts& out) {
   if (meta == nullptr) return;
   out.requires_grad = meta->requires_grad();
   out.output_nr = meta->output_nr_;
-  out.is_view = meta->is_view_;
   if (meta->is_view_) {
     read_view(static_cast<const DifferentiableViewMeta&>(*meta), out);
   } else {
@@ -375,7 +387,7 @@ const at::TensorBase* grad_of(const c10::TensorImpl& impl) {
 
 std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts) {
   const bool answers = facts.has_storage && facts.has_geometry() && !facts.storage.symbolic &&
-                       !facts.storage.throws_on_read && impl.has_storage();
+                       !facts.storage.throws_on_read && impl.has_storage() && !compat::custom_sizes(impl);
   if (!answers || (facts.data.pointer == nullptr && facts.kind != Kind::kStrided)) return std::nullopt;
   return impl.data();
 }

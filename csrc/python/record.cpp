@@ -151,7 +151,9 @@ PyObject* grad_fn(const ImplFacts& impl) {
   return text(node_name(impl));
 }
 
-bool has_key(const Record& record, c10::DispatchKey key) { return record.facts.impl.keys.has(key); }
+bool has_key(const Record& record, c10::DispatchKey key) {
+  return record.facts.impl.keys.has(key);
+}
 
 PyGetSetDef python_fields[] = {
     FIELD(type, return Py_NewRef(r.python.type);, "Name of the object's class."),

@@ -63,7 +63,7 @@ TEST(DtypeName, every_scalar_type_has_a_name_of_its_own) {
   EXPECT_FALSE(names.contains(""));
 }
 
-TEST(DtypeName, DISABLED_undefined_type_is_named_not_thrown) {
+TEST(DtypeName, undefined_type_is_named_not_thrown) {
   EXPECT_NO_THROW(EXPECT_FALSE(dtype_name(caffe2::TypeMeta()).empty()));
 }
 

@@ -116,6 +116,9 @@ Specimen meta_view() {
   at::Tensor base = at::empty({3, 4}, at::kMeta);
   return {base.slice(0, 1, 2), {base}};
 }
+Specimen zerotensor() {
+  return {at::_efficientzerotensor({2, 3}, at::TensorOptions(at::kFloat)), {}};
+}
 Specimen sparse_coo() {
   return {at::eye(3).to_sparse(), {}};
 }
@@ -325,6 +328,7 @@ constexpr std::array kRecipes{
     TENSORPLAY_RECIPE(wrapped_number, kStrided),
     TENSORPLAY_RECIPE(meta, kMeta),
     TENSORPLAY_RECIPE(meta_view, kMeta),
+    TENSORPLAY_RECIPE(zerotensor, kZeroTensor),
     TENSORPLAY_RECIPE(sparse_coo, kSparseCoo),
     TENSORPLAY_RECIPE(sparse_csr, kSparseCompressed),
     TENSORPLAY_RECIPE(sparse_csc, kSparseCompressed),

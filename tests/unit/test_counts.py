@@ -10,9 +10,17 @@ import tensorplay as tp
 from tensorplay._native import C
 
 
+def _seen_from_a_call(x: object) -> int:
+    return sys.getrefcount(x)
+
+
+_SAMPLE = object()
+_CALLS_OWN = _seen_from_a_call(_SAMPLE) - 1  # how many a call and getrefcount() add differs by Python version
+
+
 def refcount(x: object) -> int:
     """References to x beside this call's and getrefcount's own."""
-    return sys.getrefcount(x) - 2
+    return sys.getrefcount(x) - _CALLS_OWN
 
 
 def record_of(report: tp.Report, name: str = "") -> tp.TensorRecord:

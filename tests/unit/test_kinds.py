@@ -186,6 +186,13 @@ def test_transforms_nested_in_each_other_are_unwrapped_to_the_end():
     assert shapes == [(4,), (3, 4), (2, 3, 4)]
 
 
+def test_zero_tensor_s_dangling_allocator_is_not_followed():
+    """The allocator it names lived on the stack of the function that made it."""
+    for _ in range(3):
+        record = C.read(torch._efficientzerotensor((2, 3)))
+        assert record.storage.allocator is None
+
+
 def test_file_mapping_names_its_file(tmp_path):
     path = tmp_path / "values.bin"
     path.write_bytes(bytes(64))

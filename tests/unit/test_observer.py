@@ -123,6 +123,21 @@ def test_no_python_of_the_tensor_class_runs():
     assert C.read(hostile).python.type == "Hostile"
 
 
+def test_subclass_that_answers_its_shape_in_python_is_not_asked():
+    class Shaped(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError(f"the probe ran {func}")
+
+    shaped = torch.Tensor._make_subclass(Shaped, torch.ones(3), dispatch_sizes_strides_policy="sizes")
+
+    ask_everything(shaped)
+
+    record = C.read(shaped)
+    assert record.impl.python_decides_shape
+    assert record.impl.shape == (3,)
+
+
 def test_object_that_fakes_its_class_is_no_tensor_and_is_not_asked():
     class Liar:
         @property
