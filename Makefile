@@ -17,13 +17,12 @@ $(VENV)/.torch-$(TORCH_SPEC):
 	touch '$@'
 
 $(VENV)/.installed: $(VENV)/.torch-$(TORCH_SPEC) pyproject.toml setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
-	test -f '$@' || $(BIN)/python -m pip install -q 'setuptools>=77' ninja
-	test -f '$@' || $(BIN)/python -m pip install -q -e '.[test]'
-	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	test -f '$@' || $(BIN)/python -m pip install -q 'setuptools>=77' ninja numpy
+	$(BIN)/python -m pip install -q --no-build-isolation $(if $(wildcard $@),--no-deps) -e '.[test]'
 	touch '$@'
 
 $(VENV)/.lint: $(VENV)/.installed
-	$(BIN)/python -m pip install -q -e '.[lint]' --no-build-isolation
+	$(BIN)/python -m pip install -q --no-build-isolation -e '.[lint]'
 	touch '$@'
 
 demo: $(VENV)/.installed
