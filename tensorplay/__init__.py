@@ -17,9 +17,9 @@ _PUBLIC = {
     "TensorPlayError": "errors",
     "UnknownCode": "errors",
     "Finding": "layers",
-    "Report": "layers",
+    "Report": "reports",
     "TensorRecord": "layers",
-    "Verdict": "layers",
+    "Verdict": "reports",
     "check": "inspection",
     "inspect": "inspection",
     "inspect_data_ptr": "inspection",
@@ -58,7 +58,8 @@ if TYPE_CHECKING:
         inspect_tensor_memory,
         verify_data_ptr_consistency,
     )
-    from tensorplay.layers import Finding, Report, TensorRecord, Verdict
+    from tensorplay.layers import Finding, TensorRecord
+    from tensorplay.reports import Report, Verdict
 
 
 def __getattr__(name: str) -> Any:

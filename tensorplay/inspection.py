@@ -11,20 +11,12 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 import torch
 
+from tensorplay.callers import Caller
 from tensorplay.errors import InconsistentTensor
-from tensorplay.layers import (
-    Change,
-    Finding,
-    Read,
-    Report,
-    TensorRecord,
-    Truncated,
-    Verdict,
-    inner_model,
-    name_roots,
-)
+from tensorplay.layers import Change, Finding, TensorRecord, Truncated
+from tensorplay.reports import Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.registry import record_rules
-from tensorplay.selection import Caller, select_findings
+from tensorplay.selection import select_findings
 from tensorplay.walk import find_tensors
 from tensorplay.words import bytes_text
 

@@ -6,37 +6,29 @@ silences that code there. What was silenced is counted, and a comment that silen
 
 from __future__ import annotations
 
-import ast
-import inspect
 import itertools
 import linecache
 import re
 import sys
-import types
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import msgspec
 
+from tensorplay.callers import Caller, shorten
 from tensorplay.errors import TargetError
-from tensorplay.layers import Finding, Severity, Suppressed, UnusedIgnore, Where
+from tensorplay.layers import Finding, Severity, Suppressed, UnusedIgnore
 from tensorplay.rules.registry import check_selectors, selects
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["Caller", "Config", "Selection", "load_config", "select_findings"]
+__all__ = ["Config", "Selection", "load_config", "select_findings"]
 
-_LONGEST_NAME = 48
-_ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check",
-           "verify_data_ptr_consistency")  # fmt: skip
 _IGNORE = re.compile(r"#\s*tensorplay:\s*ignore\[([^\]]*)\]\s*(.*)")
 
 
@@ -46,14 +38,6 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     select: tuple[str, ...] = ("ALL",)
     ignore: tuple[str, ...] = ()
     fail_on: Severity = "warning"
-
-
-def _is_call_of_ours(node: ast.AST) -> TypeGuard[ast.Call]:
-    """Tell whether a node calls one of our functions; a name it was imported under goes unseen."""
-    if not isinstance(node, ast.Call):
-        return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-    return name in _ASKING
 
 
 class _Tools(msgspec.Struct, frozen=True):
@@ -94,90 +78,6 @@ def _read_config(path: Path) -> Config:
         raise TargetError(f"{path}: [tool.tensorplay] is not valid: {error}") from error
     _configs[path] = (changed, config)
     return config
-
-
-class Caller(msgspec.Struct, frozen=True):
-    """The line of the user's code that asked. Keeps the code object and numbers, never the frame."""
-
-    code: types.CodeType
-    lasti: int
-    line: int
-    source: Literal["call", "definition"] = "call"
-
-    @classmethod
-    def at(cls, frame: types.FrameType) -> Caller:
-        """Describe a frame's current call. Reads no locals."""
-        return cls(frame.f_code, frame.f_lasti, frame.f_lineno)
-
-    @classmethod
-    def of_function(cls, function: object) -> Caller | None:
-        """Describe where a function is defined; None for a callable without Python code."""
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        return None if code is None else cls(code, 0, code.co_firstlineno, "definition")
-
-    @property
-    def file(self) -> str:
-        """The source file, as the code object names it."""
-        return self.code.co_filename
-
-    def span(self) -> tuple[int, int]:
-        """Answer the first and the last line of the call, or of the head of the definition."""
-        if self.source == "definition":
-            return self.line, self.line
-        found = self._position()
-        if found is not None:
-            return found[0], found[1]
-        call = self._call()
-        return (self.line, self.line) if call is None else (call.lineno, call.end_lineno or call.lineno)
-
-    def _position(self) -> tuple[int, int, int | None, int | None] | None:
-        """Answer first and last line, first and last column (UTF-8 bytes) of the call, where the code knows them."""
-        if self.source == "definition" or sys.version_info < (3, 11):
-            return None
-        found = next(itertools.islice(self.code.co_positions(), max(self.lasti, 0) // 2, None), None)
-        if found is None or found[0] is None or found[1] is None:
-            return None
-        return found[0], found[1], found[2], found[3]
-
-    def _call(self) -> ast.Call | None:
-        """Find the call in its source, where there is source."""
-        position = self._position()
-        try:
-            if position is None or position[2] is None:
-                tree = ast.parse("".join(linecache.getlines(self.file)))
-                calls = [node for node in ast.walk(tree) if _is_call_of_ours(node)]
-                around = [call for call in calls if call.lineno <= self.line <= (call.end_lineno or call.lineno)]
-                return around[0] if len(around) == 1 else None
-            first, last, start, end = position
-            raw = [linecache.getline(self.file, number).encode() for number in range(first, last + 1)]
-            raw[-1] = raw[-1][:end]
-            raw[0] = raw[0][start:]
-            expression = ast.parse(b"".join(raw).decode(errors="replace").strip(), mode="eval").body
-        except SyntaxError:
-            return None
-        return expression if isinstance(expression, ast.Call) else None
-
-    def where(self, name: str) -> Where:
-        """Answer the place, for a finding about one of the tensors handed in there."""
-        function = None if self.code.co_name == "<module>" else self.code.co_name
-        return Where(name=name, file=_shorten(self.file), line=self.span()[0], function=function, source=self.source)
-
-    def argument(self, fallback: str, index: int = 0) -> str:
-        """Answer the source text of one of the call's arguments, or the fallback where it is not plain to see."""
-        call = self._call()
-        if call is None or index >= len(call.args):
-            return fallback
-        if any(isinstance(argument, ast.Starred) for argument in call.args[: index + 1]):
-            return fallback
-        name = ast.unparse(call.args[index])
-        return name if len(name) <= _LONGEST_NAME else fallback
-
-
-def _shorten(file: str) -> str:
-    try:
-        return str(Path(file).resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return file
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -234,11 +134,11 @@ def select_findings(
             hidden[code, "ignore", None] += 1
         elif comment is not None:
             used.add((comment.file, comment.line, comment.code))
-            hidden[code, f"{_shorten(comment.file)}:{comment.line}", comment.reason] += 1
+            hidden[code, f"{shorten(comment.file)}:{comment.line}", comment.reason] += 1
         else:
             shown.append(finding)
     unused = [
-        UnusedIgnore(code=c.code, file=_shorten(c.file), line=c.line)
+        UnusedIgnore(code=c.code, file=shorten(c.file), line=c.line)
         for c in _comments(caller)
         if (c.file, c.line, c.code) not in used
     ]

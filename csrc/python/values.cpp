@@ -16,6 +16,21 @@ PyObject* remembered(std::unordered_map<Key, PyObject*>& known, Key key, Make ma
   return value;
 }
 
+template <class Values, class Make>
+PyObject* tuple_of(const Values& values, Make make) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
+  Py_ssize_t index = 0;
+  for (const auto& value : values) {
+    PyObject* item = tuple == nullptr ? nullptr : make(value);
+    if (item == nullptr) {
+      Py_XDECREF(tuple);
+      return nullptr;
+    }
+    PyTuple_SET_ITEM(tuple, index++, item);
+  }
+  return tuple;
+}
+
 }  // namespace
 
 PyObject* none() {
@@ -51,17 +66,7 @@ PyObject* optional_integer(std::optional<int64_t> value) {
 }
 
 PyObject* integers(DimSpan values) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
-  if (tuple == nullptr) return nullptr;
-  for (size_t i = 0; i < values.size(); ++i) {
-    PyObject* item = integer(values[i]);
-    if (item == nullptr) {
-      Py_DECREF(tuple);
-      return nullptr;
-    }
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), item);
-  }
-  return tuple;
+  return tuple_of(values, integer);
 }
 
 PyObject* expression(const std::string& value) {
@@ -71,17 +76,7 @@ PyObject* expression(const std::string& value) {
 }
 
 PyObject* expressions(const std::vector<std::string>& values) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
-  if (tuple == nullptr) return nullptr;
-  for (size_t i = 0; i < values.size(); ++i) {
-    PyObject* item = expression(values[i]);
-    if (item == nullptr) {
-      Py_DECREF(tuple);
-      return nullptr;
-    }
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), item);
-  }
-  return tuple;
+  return tuple_of(values, expression);
 }
 
 PyObject* type_name(const std::type_info* type) {
@@ -103,19 +98,7 @@ PyObject* device_name(c10::Device device) {
 
 PyObject* key_names(c10::DispatchKeySet keys) {
   static std::unordered_map<uint64_t, PyObject*> known;
-  return remembered(known, keys.raw_repr(), [&]() -> PyObject* {
-    const std::vector<std::string> names = tensorplay::key_names(keys);
-    PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(names.size()));
-    for (size_t i = 0; tuple != nullptr && i < names.size(); ++i) {
-      PyObject* item = text(names[i]);
-      if (item == nullptr) {
-        Py_CLEAR(tuple);
-        break;
-      }
-      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), item);
-    }
-    return tuple;
-  });
+  return remembered(known, keys.raw_repr(), [&] { return tuple_of(tensorplay::key_names(keys), text); });
 }
 
 PyObject* function_name(const void* function) {

@@ -51,9 +51,10 @@ def check(
     to_file = output is not None and str(output) != "-"
     if to_file and output is not None and output.exists() and not force:
         raise TargetError(f"{output} exists: add --force to overwrite it")
+    from tensorplay.callers import Caller
     from tensorplay.inspection import check_at
     from tensorplay.layers import SEVERITIES
-    from tensorplay.selection import Caller, load_config
+    from tensorplay.selection import load_config
 
     config = load_config()
     factory = load_target(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tensorplay.layers import Report
+from tensorplay.reports import Report
 
 __all__ = ["stdout_text"]
 

@@ -1,0 +1,266 @@
+"""Reports: what was read on its way into the model, and the objects that calls answer with."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensorplay.callers import Caller
+from tensorplay.layers import (
+    SCHEMA_VERSION,
+    SEVERITIES,
+    DataLayer,
+    Document,
+    Extent,
+    Finding,
+    ImplLayer,
+    InnerRecord,
+    Provenance,
+    PythonLayer,
+    Severity,
+    StorageLayer,
+    TensorRecord,
+)
+
+__all__ = ["Read", "Report", "Verdict", "inner_model", "name_roots"]
+
+
+class Read:
+    """A native record on its way into a report, with the paths it was found under."""
+
+    __slots__ = ("also", "name", "record")
+
+    def __init__(self, name: str, record: Any) -> None:
+        self.name = name
+        self.record = record
+        self.also: list[str] = []
+
+    def model(self) -> TensorRecord:
+        """Copy the native record into the model."""
+        return _model(self.record, self.name, tuple(self.also))
+
+
+ROOTS = ("x", "y")
+"""What the arguments of a call are called until somebody asks for their names in the caller's source."""
+
+
+def name_roots(reads: Iterable[Read], caller: Caller) -> None:
+    """Call every path after the expression that was handed in: ``x[0]`` becomes ``batch[0]``."""
+    names = {root: caller.argument(root, index) for index, root in enumerate(ROOTS)}
+    for read in reads:
+        read.name = names[read.name[0]] + read.name[1:]
+        read.also = [names[path[0]] + path[1:] for path in read.also]
+
+
+def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
+    inner = (InnerRecord(role=role, record=_model(record, f"{name}.{role}")) for role, record in native.inner)
+    return TensorRecord(
+        name=name,
+        kind=native.kind,
+        python=_copy(native.python, PythonLayer),
+        impl=msgspec.convert(native.impl, ImplLayer, from_attributes=True),
+        storage=_copy(native.storage, StorageLayer),
+        data=_copy(native.data, DataLayer),
+        extent=_copy(native.extent, Extent),
+        absent=native.absent,
+        inner=tuple(inner),
+        also=also,
+    )
+
+
+def inner_model(read: Read, native: Any) -> TensorRecord:
+    """Copy a record found inside another one, under the path of the outer one."""
+    paths = [(read.name, read.record)]
+    for path, record in paths:
+        if record is native:
+            return _model(native, path)
+        paths += [(f"{path}.{role}", inner) for role, inner in record.inner]
+    raise ValueError("the record is not part of this read")
+
+
+def _copy(native: Any, model: type[Any]) -> Any:
+    return None if native is None else msgspec.convert(native, model, from_attributes=True)
+
+
+class Report:
+    """Records, findings and provenance of one question.
+
+    Holds no reference to any tensor. ``str(report)`` is the terminal text; ``to_json()`` the published schema.
+    """
+
+    __slots__ = ("_caller", "_document", "_fields", "_reads", "_time", "findings")
+
+    def __init__(
+        self,
+        reads: list[Read],
+        findings: tuple[Finding, ...] = (),
+        *,
+        caller: Caller | None = None,
+        **fields: Any,
+    ) -> None:
+        self._reads = reads
+        self._caller = caller
+        self._fields = fields
+        self._time = time.time()
+        self._document: Document | None = None
+        self.findings = findings
+
+    @classmethod
+    def from_document(cls, document: Document) -> Report:
+        """Wrap a stored document."""
+        report = cls([], document.findings)
+        report._document = document
+        return report
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Report:
+        """Read a report back from its JSON.
+
+        Raises:
+            ValueError: the text is no report, or one of a newer schema.
+        """
+        try:
+            version = msgspec.json.decode(text, type=_Version).schema_version
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"not a TensorPlay report: {error}") from error
+        if version > SCHEMA_VERSION:
+            raise ValueError(
+                f"this report has schema_version {version}, this TensorPlay reads up to {SCHEMA_VERSION}: "
+                "pip install --upgrade tensorplay-probe"
+            )
+        try:
+            return cls.from_document(msgspec.json.decode(text, type=Document))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"not a TensorPlay report: {error}") from error
+
+    @property
+    def document(self) -> Document:
+        """The report as plain immutable data, made on first use."""
+        if self._document is None:
+            if self._caller is not None:
+                name_roots(self._reads, self._caller)
+            self._document = Document(
+                schema_version=SCHEMA_VERSION,
+                provenance=_provenance(self._time),
+                records=tuple(read.model() for read in self._reads),
+                findings=self.findings,
+                **self._fields,
+            )
+            self._reads = []
+        return self._document
+
+    def replace_document(self, **fields: Any) -> None:
+        """Set fields of the document, which stays immutable for whoever has it already."""
+        self._document = msgspec.structs.replace(self.document, **fields)
+
+    @property
+    def records(self) -> tuple[TensorRecord, ...]:
+        """One record a tensor."""
+        return self.document.records
+
+    @property
+    def worst(self) -> Severity | None:
+        """The gravest severity among the findings, or None."""
+        return min((f.severity for f in self.findings), key=SEVERITIES.index, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Answer the document as dicts and lists."""
+        result: dict[str, Any] = msgspec.json.decode(self.to_json())  # tuples become lists, as in the file
+        return result
+
+    def to_json(self) -> str:
+        """Answer the document as JSON."""
+        return msgspec.json.encode(self.document).decode()
+
+    def text(
+        self, *, width: int | None = None, color: bool = False, ascii: bool = False, addresses: bool = False
+    ) -> str:
+        """Answer the terminal text.
+
+        Args:
+            width: columns; the terminal's where None.
+            color: whether to write ANSI colours.
+            ascii: whether to draw with ASCII characters only.
+            addresses: whether to print addresses in hex in place of short names (S1, I3).
+        """
+        from tensorplay.render.text import render
+
+        return render(self.document, width=width, color=color, ascii=ascii, addresses=addresses)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))  # what IPython shows for a cell's last line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Report.from_document, (self.document,)
+
+    def __repr__(self) -> str:
+        return f"<tensorplay.Report: {len(self.records)} tensors, {len(self.findings)} findings>"
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON to a file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+
+class Verdict:
+    """A yes or no with its reasons; true when the answer is yes."""
+
+    __slots__ = ("ok", "reasons", "report")
+
+    def __init__(self, ok: bool, reasons: Iterable[str], report: Report) -> None:
+        self.ok = ok
+        self.reasons = tuple(reasons)
+        self.report = report
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The report's findings."""
+        return self.report.findings
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def to_dict(self) -> dict[str, Any]:
+        """Answer the verdict and its report as dicts and lists."""
+        return {"ok": self.ok, "reasons": list(self.reasons), "report": self.report.to_dict()}
+
+    def to_json(self) -> str:
+        """Answer the verdict and its report as JSON."""
+        return msgspec.json.encode(self.to_dict()).decode()
+
+    def __str__(self) -> str:
+        return "\n".join(["consistent" if self.ok else "not consistent", *(f"  {reason}" for reason in self.reasons)])
+
+    def __repr__(self) -> str:
+        return f"<tensorplay.Verdict: {self.ok}, {'; '.join(self.reasons)}>"
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+def _provenance(moment: float) -> Provenance:
+    import torch
+
+    from tensorplay import __version__
+
+    return Provenance(
+        tensorplay=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        platform=f"{sys.platform}-{platform.machine()}",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        time=datetime.datetime.fromtimestamp(moment, datetime.timezone.utc).isoformat(timespec="milliseconds"),
+    )
