@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
+OTHER_TORCH_SPEC ?= torch==2.14.1
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 JOBS ?= 2
 
-.PHONY: demo test test-all lint format generate native native-asan bench clean
+.PHONY: demo test test-all test-other-torch lint format generate native native-asan bench clean
 
 # One stamp a step: with an existing .venv nothing is asked from the network.
 $(VENV)/.torch-$(TORCH_SPEC):
@@ -33,11 +34,18 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(PYTEST) -n $(JOBS) -m 'not long'
-	@echo 'not run by make test: tests/native (make native, make native-asan: need GoogleTest), tests marked long' \
-	  '(make test-all), tests/gpu (tests/gpu/run.sh: needs a GPU)'
+	@echo 'not run by make test: tests/native (make native, make native-asan: need GoogleTest), the other torch' \
+	  '(make test-other-torch), tests marked long (make test-all runs all of these), tests/gpu (tests/gpu/run.sh: a GPU)'
 
-test-all: $(VENV)/.installed native native-asan
+test-all: $(VENV)/.installed native native-asan test-other-torch
 	$(PYTEST) -n $(JOBS) -m long
+
+# In a copy: the extension lies beside the sources, and there is one for each torch.
+test-other-torch:
+	rm -rf build/other-torch
+	mkdir -p build/other-torch
+	git ls-files -z | tar --null -T - -c | tar -x -C build/other-torch
+	$(MAKE) -C build/other-torch test VENV=$(abspath $(VENV)-other-torch) TORCH_SPEC='$(OTHER_TORCH_SPEC)'
 
 native native-asan: $(VENV)/.installed
 	$(MAKE) -C tests/native PYTHON=$(abspath $(BIN)/python) $(if $(filter native-asan,$@),asan,test)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
 from tensorplay._native import C
+from tests.conftest import need
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # the samples themselves warn, in many ways
 
@@ -54,6 +57,7 @@ def compare(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_op_db_samples_read_as_python_reads_them(part, show):
+    need("expecttest", find_spec("expecttest") is not None, "op_db imports it")
     from torch.testing._internal.common_methods_invocations import op_db
 
     operators = [op for op in op_db if torch.float32 in op.dtypesIfCUDA | op.dtypes][part::PARTS]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -52,6 +54,29 @@ def test_tensor_equals_enumeration_and_torch(geometry, dtype):
     assert not extent.out_of_bounds
     dense = bool(reached) and len(reached) == x.numel() == max(reached) - min(reached) + 1
     assert extent.non_overlapping_and_dense == (dense or x.numel() == 0)
+
+
+@pytest.mark.long
+@given(
+    st.integers(0, 6).flatmap(
+        lambda dims: st.tuples(
+            st.lists(st.integers(0, 7), min_size=dims, max_size=dims),
+            st.lists(st.integers(0, 40), min_size=dims, max_size=dims),
+            st.integers(0, 100),
+        )
+    )
+)
+@settings(max_examples=20_000, deadline=None, derandomize=True)
+def test_many_larger_geometries_equal_enumeration(geometry):
+    shape, stride, offset = geometry
+    if math.prod(shape) > 3_000:
+        return
+
+    found = C.extent_of(shape, stride, offset)
+
+    reached = cells(shape, stride, offset)
+    assert found["distinct"] == len(reached)
+    assert (found["begin"], found["end"]) == ((min(reached), max(reached) + 1) if reached else (offset, offset))
 
 
 @pytest.mark.parametrize(

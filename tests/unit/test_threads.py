@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 
 import tensorplay as tp
@@ -11,10 +12,10 @@ from tensorplay._native import C
 
 PROBES = 10
 MAKERS = 3
-ROUNDS = 200
 
 
-def test_probing_while_other_threads_create_write_and_free():
+@pytest.mark.parametrize("rounds", [200, pytest.param(4_000, marks=pytest.mark.long)])
+def test_probing_while_other_threads_create_write_and_free(rounds):
     shared = [torch.randn(4, 6, requires_grad=True) for _ in range(8)]
     bases = [x.clone() for x in shared]
     views = [base[1:] for base in bases]
@@ -24,7 +25,7 @@ def test_probing_while_other_threads_create_write_and_free():
 
     def probe(number: int) -> None:
         start.wait()
-        for round_ in range(ROUNDS):
+        for round_ in range(rounds):
             x = (shared, bases, views)[round_ % 3][(number + round_) % 8]
             record = C.read(x)
             assert record.impl.numel in (24, 18)
@@ -37,7 +38,7 @@ def test_probing_while_other_threads_create_write_and_free():
 
     def make(number: int) -> None:
         start.wait()
-        for round_ in range(ROUNDS):
+        for round_ in range(rounds):
             index = (number + round_) % 8
             with torch.no_grad():
                 bases[index].mul_(1.0)  # the views over it become stale
@@ -58,4 +59,4 @@ def test_probing_while_other_threads_create_write_and_free():
         thread.join()
 
     assert errors == []
-    assert done == [ROUNDS] * PROBES
+    assert done == [rounds] * PROBES
