@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import json
 import sys
 import types
@@ -80,11 +82,58 @@ def type_text(hint: object) -> str:
     """Answer a type as source text, classes by their bare name."""
     if isinstance(hint, type) and not typing.get_args(hint):
         return "None" if hint is type(None) else hint.__name__
+    if hint is typing.Any:
+        return "Any"
     args = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(args)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " | ".join(type_text(arg) for arg in args)
     inside = ", ".join("..." if arg is Ellipsis else type_text(arg) for arg in args)
     return f"{typing.get_origin(hint).__name__}[{inside}]"  # type: ignore[union-attr]
+
+
+def field_docs() -> dict[str, dict[str, str]]:
+    """Answer the docstring under each field of the model's classes, which Python itself does not keep."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(layers)).body:
+        if isinstance(node, ast.ClassDef):
+            texts = found.setdefault(node.name, {})
+            for field, text in itertools.pairwise(node.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[field.target.id] = inspect.cleandoc(text.value.value)  # type: ignore[union-attr]
+    return found
+
+
+def schema_text() -> str:
+    """Answer the JSON Schema, each field with its meaning."""
+    schema = json_schema()
+    for name, texts in field_docs().items():
+        properties = schema["$defs"].get(name, {}).get("properties", {})
+        for field, text in texts.items():
+            if field in properties:
+                properties[field] = {"description": text, **properties[field]}
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def report_page() -> str:
+    """Answer the reference of a stored report: a table for each class of the model."""
+    docs = field_docs()
+    parts = [
+        "# The report\n",
+        "Generated from the data model. `Report.to_json()` and `tensorplay check --format json` write a Document. Its",
+        "JSON Schema is `tensorplay/report.schema.json` in the package. Addresses are integers. Fields that a reader does",
+        "not know are to be passed over.\n",
+    ]
+    models = [value for value in vars(layers).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)]
+    for model in sorted(models, key=lambda cls: (cls is not layers.Document, cls is not layers.TensorRecord)):
+        hints = typing.get_type_hints(model)
+        parts.append(f"## {model.__name__}\n\n{inspect.getdoc(model)}\n\n| field | type | meaning |\n|---|---|---|")
+        for field in model.__struct_fields__:
+            kind = type_text(hints[field]).replace("|", "\\|")
+            parts.append(f"| `{field}` | {kind} | {' '.join(docs[model.__name__][field].split())} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def rules_index() -> str:
@@ -159,7 +208,8 @@ def files() -> dict[str, str]:
     pages = {f"docs/reference/rules/{code}.md": rule_page(code) for code in all_codes()}
     return {
         "tensorplay/_C.pyi": native_stubs(),
-        "tensorplay/report.schema.json": json.dumps(json_schema(), indent=1) + "\n",
+        "tensorplay/report.schema.json": schema_text(),
+        "docs/reference/report.md": report_page(),
         "docs/reference/rules/README.md": rules_index(),
         "docs/reference/api.md": api_page(),
         "docs/reference/commands.md": cli_page(),

@@ -225,8 +225,9 @@ class InnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor that another one is made of."""
 
     role: str
-    """What it is to the outer one: value, indices, values, or the attribute's name."""
+    """What it is to the outer one: value, indices, values, compressed_indices, plain_indices, sizes."""
     record: TensorRecord
+    """What was read of it."""
 
 
 class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,10 +238,15 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """strided, meta, fake, wrapper_subclass, batched, sparse_coo, ...: docs/explanation/kinds.md."""
     python: PythonLayer | None
+    """The Python object; None for a tensor that C++ alone holds."""
     impl: ImplLayer
+    """The TensorImpl."""
     storage: StorageLayer | None
+    """The StorageImpl; None for a kind without one."""
     data: DataLayer | None
+    """The DataPtr; None where there is no storage."""
     extent: Extent | None
+    """The bytes reached; None where shape or strides are not numbers."""
     absent: dict[str, str]
     """Path of a field that is None to the reason why."""
     inner: tuple[InnerRecord, ...] = ()
@@ -255,10 +261,13 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Path of the tensor."""
     file: str | None = None
+    """Source file, relative where it lies below the current folder."""
     line: int | None = None
+    """Line in it."""
     function: str | None = None
+    """Function the line is in; None at module level."""
     source: str | None = None
-    """How the line is known: ``call`` is the line that asked."""
+    """How the line is known: ``call`` is the line that asked, ``definition`` that of the factory."""
 
     def __str__(self) -> str:
         if self.file is None:
@@ -275,15 +284,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The rule's name: ``reaches-past-storage``."""
     severity: Severity
+    """error: proven; warning: will bite in the state observed; info: a fact or a hazard nobody has touched."""
     headline: str
     """One line that stands alone."""
     subject: str
     """The thing it is about, in its sizes and units."""
     where: Where
+    """Where to act."""
     evidence: dict[str, Any]
     """The measured facts it rests on; sizes in bytes, addresses as integers."""
     why: str
+    """What makes it a fault."""
     fix: str
+    """What to do."""
     source: str
     """Where the evidence was read, with the header that defines it."""
 
@@ -292,18 +305,24 @@ class Suppressed(msgspec.Struct, frozen=True, kw_only=True):
     """Findings that were found and not shown."""
 
     code: str
+    """Code of the rule."""
     count: int
+    """How many findings."""
     by: str
     """``select``, ``ignore``, or the place of the inline comment."""
     reason: str | None = None
+    """What the comment says."""
 
 
 class UnusedIgnore(msgspec.Struct, frozen=True, kw_only=True):
     """An inline ignore on the line that asked, which suppressed nothing."""
 
     code: str
+    """The code it names."""
     file: str
+    """Where it stands."""
     line: int
+    """Its line."""
 
 
 class Truncated(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,20 +336,30 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One field that differs from the last report with the same label."""
 
     name: str
+    """The tensor."""
     field: str
+    """Path of the field: impl.version; ``record`` for a tensor that came or went."""
     before: Any
+    """Its value in the last report."""
     after: Any
+    """Its value in this one."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
     tensorplay: str
+    """Version of this package."""
     torch: str
+    """Full version of torch."""
     python: str
+    """Version of Python."""
     platform: str
+    """Operating system and machine."""
     host: str
+    """Name of the machine."""
     pid: int
+    """Process."""
     time: str
     """When it was read: UTC, ISO 8601."""
 
@@ -339,13 +368,21 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A report as it is stored: this is the published JSON schema."""
 
     schema_version: int
+    """Raised when a field goes or changes its meaning."""
     provenance: Provenance
+    """What made the report, where and when."""
     records: tuple[TensorRecord, ...]
+    """One record a tensor, in the order they were found."""
     findings: tuple[Finding, ...]
+    """What the rules found."""
     suppressed: tuple[Suppressed, ...] = ()
+    """What they found and was not to be shown."""
     unused_ignores: tuple[UnusedIgnore, ...] = ()
+    """Comments that suppressed nothing."""
     truncated: Truncated | None = None
+    """Set where not all tensors were read."""
     label: str | None = None
+    """The title the caller gave."""
     changes: tuple[Change, ...] | None = None
     """What changed since the last report with this label; None where there was none."""
     focus: str | None = None
