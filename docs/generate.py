@@ -122,8 +122,8 @@ def report_page() -> str:
     parts = [
         "# The report\n",
         "Generated from the data model. `Report.to_json()` and `tensorplay check --format json` write a Document. Its",
-        "JSON Schema is `tensorplay/report.schema.json` in the package. Addresses are integers. Fields that a reader does",
-        "not know are to be passed over.\n",
+        "JSON Schema is `tensorplay/report.schema.json` in the package. Addresses are integers. Fields that a reader",
+        "does not know are to be passed over.\n",
     ]
     models = [value for value in vars(layers).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)]
     for model in sorted(models, key=lambda cls: (cls is not layers.Document, cls is not layers.TensorRecord)):

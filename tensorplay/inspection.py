@@ -47,7 +47,8 @@ def _references_of_a_call() -> int:
 _CALL_REFS = _references_of_a_call()
 _RULES = record_rules()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-# The last records of each label, by path. They hold addresses, no tensors.
+# The last records of each label, by path: addresses, no tensors. The label used longest ago goes first.
+_MOST_LABELS = 256
 _history: dict[str, dict[str, TensorRecord]] = {}
 
 
@@ -331,9 +332,11 @@ def _nothing_found(call: str, x: object, container: bool = True) -> str:
 def _compare_with_last(label: str, report: Report, paths: list[str]) -> None:
     """Note what changed since the last report of a label; tensors are matched by their path below the argument."""
     records = dict(zip(paths, report.records, strict=True))
-    last = _history.get(label)
+    last = _history.pop(label, None)
     report.replace_document(label=label, changes=None if last is None else tuple(_changes(last, records)))
     _history[label] = records
+    if len(_history) > _MOST_LABELS:
+        del _history[next(iter(_history))]
 
 
 _LAYERS = ("python", "impl", "storage", "data", "extent")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -66,13 +67,14 @@ def find_tensors(named: Iterable[tuple[str, object]]) -> Iterator[Found]:
         path, obj, may_open = stack.pop()
         first = id(obj) not in seen
         seen.add(id(obj))
-        if C.is_tensor(obj):
+        is_tensor = C.is_tensor(obj)
+        if is_tensor:
             names.setdefault(id(obj), path)
             yield path, obj
         if not first or issubclass(type(obj), _LEAVES) or type(obj) is torch.Tensor:
             continue
-        children = _container_children(path, obj, names, keep)
-        if children is None and (may_open or C.is_tensor(obj)) and type(obj).__module__ != "builtins":
+        children = None if is_tensor else _container_children(path, obj, names, keep)
+        if children is None and (is_tensor or (may_open and type(obj).__module__ != "builtins")):
             children, may_open = _attribute_children(path, obj), False
         stack.extend((name, child, may_open) for name, child in reversed(children or ()))
         del obj, children
@@ -82,17 +84,32 @@ def attributes(obj: object) -> dict[str, Any]:
     """Answer an object's own attributes: its instance dictionary and its slots. Runs no user code."""
     found: dict[str, Any] = {}
     cls = type(obj)
-    for base in cls.__mro__:
-        for name, member in vars(base).items():
-            # types.SimpleNamespace has its dictionary in a slot of that name.
-            if type(member) is types.MemberDescriptorType and name not in found and name != "__dict__":
-                try:
-                    found[name] = member.__get__(obj, cls)
-                except AttributeError:
-                    continue  # a slot that was never set
+    for name, slot in _slots(cls):
+        try:
+            found[name] = slot.__get__(obj, cls)
+        except AttributeError:
+            continue  # a slot that was never set
     if cls.__dictoffset__ != 0:
         found.update(object.__getattribute__(obj, "__dict__"))
     return found
+
+
+_known_slots: weakref.WeakKeyDictionary[type, tuple[tuple[str, types.MemberDescriptorType], ...]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _slots(cls: type) -> tuple[tuple[str, types.MemberDescriptorType], ...]:
+    known = _known_slots.get(cls)
+    if known is None:
+        found: dict[str, types.MemberDescriptorType] = {}
+        for base in cls.__mro__:
+            for name, member in vars(base).items():
+                # types.SimpleNamespace has its dictionary in a slot of that name.
+                if type(member) is types.MemberDescriptorType and name != "__dict__":
+                    found.setdefault(name, member)
+        known = _known_slots[cls] = tuple(found.items())
+    return known
 
 
 def _container_children(path: str, obj: Any, names: dict[int, str], keep: list[object]) -> list[tuple[str, Any]] | None:

@@ -204,6 +204,15 @@ def test_same_label_with_nothing_new_says_so(capsys):
     assert "nothing changed since the last report with this label" in capsys.readouterr().err
 
 
+def test_labels_without_end_are_forgotten_in_order():
+    x = torch.ones(1)
+    for step in range(600):
+        tp.inspect(x, f"step {step}", quiet=True)
+
+    assert tp.inspect(x, "step 599", quiet=True).document.changes == ()
+    assert tp.inspect(x, "step 0", quiet=True).document.changes is None
+
+
 def test_name_is_the_caller_s_expression():
     model = torch.nn.Linear(2, 2)
 
