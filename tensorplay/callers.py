@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "shorten"]
 
 _LONGEST_NAME = 48
+# Written out in the call: their text would only make every path longer.
+_NAMELESS = (
+    ast.Dict,
+    ast.List,
+    ast.Tuple,
+    ast.Set,
+    ast.Lambda,
+    ast.ListComp,
+    ast.DictComp,
+    ast.SetComp,
+    ast.GeneratorExp,
+)
 _ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check",
            "verify_data_ptr_consistency")  # fmt: skip
 
@@ -97,6 +109,8 @@ class Caller(msgspec.Struct, frozen=True):
         if call is None or index >= len(call.args):
             return fallback
         if any(isinstance(argument, ast.Starred) for argument in call.args[: index + 1]):
+            return fallback
+        if isinstance(call.args[index], _NAMELESS):
             return fallback
         name = ast.unparse(call.args[index])
         return name if len(name) <= _LONGEST_NAME else fallback
