@@ -27,16 +27,30 @@ bool has_unmeasurable_stride(DimSpan sizes, DimSpan strides) {
   return false;
 }
 
-// Dimensions that move, smallest stride first.
-std::vector<Dim> moving_dims(DimSpan sizes, DimSpan strides) {
-  std::vector<Dim> dims;
-  dims.reserve(sizes.size());
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] > 1 && strides[i] != 0) dims.push_back({sizes[i], std::abs(strides[i])});
+// Dimensions that move, smallest stride first. On the stack up to 16 of them.
+class MovingDims {
+ public:
+  MovingDims(DimSpan sizes, DimSpan strides) {
+    if (sizes.size() > near_.size()) far_.resize(sizes.size());
+    Dim* const dims = far_.empty() ? near_.data() : far_.data();
+    size_t count = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] > 1 && strides[i] != 0) dims[count++] = {sizes[i], std::abs(strides[i])};
+    }
+    dims_ = {dims, count};
+    std::sort(dims_.begin(), dims_.end(), [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
   }
-  std::sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
-  return dims;
-}
+  MovingDims(const MovingDims&) = delete;  // dims_ points into near_
+  MovingDims& operator=(const MovingDims&) = delete;
+
+  auto begin() const { return dims_.begin(); }
+  auto end() const { return dims_.end(); }
+
+ private:
+  std::array<Dim, 16> near_;
+  std::vector<Dim> far_;
+  std::span<Dim> dims_;
+};
 
 // A bit a cell. Each dimension ors shifted copies of what is there, doubling their number in each step.
 class CellBitmap {
@@ -108,7 +122,7 @@ std::optional<CellRange> cell_range(DimSpan sizes, DimSpan strides, int64_t offs
 std::optional<int64_t> distinct_cells(DimSpan sizes, DimSpan strides, int64_t max_cells) {
   if (is_empty(sizes)) return 0;
   if (has_unmeasurable_stride(sizes, strides)) return std::nullopt;
-  std::vector<Dim> dims = moving_dims(sizes, strides);
+  const MovingDims dims(sizes, strides);
   int64_t unit = 0;
   for (const Dim& dim : dims) unit = std::gcd(unit, dim.stride);
 
@@ -160,7 +174,7 @@ MemoryFormat memory_format(DimSpan sizes, DimSpan strides) {
   if (sizes.size() == 4 && follows_order(sizes, strides, kNhwc)) return MemoryFormat::kChannelsLast;
   if (sizes.size() == 5 && follows_order(sizes, strides, kNdhwc)) return MemoryFormat::kChannelsLast3d;
   int64_t expected = 1;
-  for (const Dim& dim : moving_dims(sizes, strides)) {
+  for (const Dim& dim : MovingDims(sizes, strides)) {
     if (dim.stride != expected) return MemoryFormat::kStrided;
     expected *= dim.size;
   }

@@ -52,20 +52,19 @@ c10::DeviceType backend_device_type(c10::BackendComponent component) {
 }
 
 // The deleter of InefficientStdFunctionContext is a function no header names: take it from a sample.
-c10::DeleterFnPtr callback_deleter() {
-  static const c10::DeleterFnPtr deleter = [] {
-    int owned = 0;
-    return c10::InefficientStdFunctionContext::makeDataPtr(
-               &owned, [](void*) {}, c10::Device(c10::kCPU))
-        .get_deleter();
-  }();
-  return deleter;
+c10::DeleterFnPtr sample_callback_deleter() {
+  int owned = 0;
+  const auto sample =
+      c10::InefficientStdFunctionContext::makeDataPtr(&owned, [](void*) {}, c10::Device(c10::kCPU));
+  return sample.get_deleter();
 }
 
-c10::DeleterFnPtr cpu_deleter() {
-  static const c10::DeleterFnPtr deleter = c10::GetDefaultCPUAllocator()->raw_deleter();
-  return deleter;
-}
+// Set when the library is loaded, after libtorch_cpu and libc10: a guarded local would be checked on every
+// read.
+const c10::DeleterFnPtr kCallbackDeleter = sample_callback_deleter();
+const c10::Allocator* const kCpuAllocator = c10::GetDefaultCPUAllocator();
+const c10::Allocator* const kMetaAllocator = c10::GetAllocator(c10::kMeta);
+const c10::DeleterFnPtr kCpuDeleter = kCpuAllocator->raw_deleter();
 
 std::atomic<c10::DeleterFnPtr> slice_deleter{nullptr};
 
@@ -195,7 +194,7 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
   out.device = data.device();
   out.maker = nullptr;
   out.shared_memory.reset();
-  if (deleter == cpu_deleter()) [[likely]] {
+  if (deleter == kCpuDeleter) [[likely]] {
     out.origin = out.pointer == nullptr ? DataOrigin::kNone : DataOrigin::kCpuAllocator;
     return;
   }
@@ -203,7 +202,7 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
     out.origin = DataOrigin::kNone;
     return;
   }
-  if (deleter == callback_deleter()) {
+  if (deleter == kCallbackDeleter) {
     const auto* context = static_cast<const c10::InefficientStdFunctionContext*>(out.context);
     out.origin = DataOrigin::kCallback;
     if (context != nullptr) out.maker = &context->deleter_.target_type();
@@ -229,9 +228,8 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
 // (_efficientzerotensor, ATen/native/TensorFactories.cpp): without memory only the lasting ones are looked
 // at.
 bool is_alive(const at::Allocator* allocator, const DataFacts& data) {
-  static const at::Allocator* const meta = c10::GetAllocator(c10::kMeta);
   if (allocator == nullptr) return false;
-  return data.pointer != nullptr || allocator == meta || allocator == c10::GetDefaultCPUAllocator();
+  return data.pointer != nullptr || allocator == kCpuAllocator || allocator == kMetaAllocator;
 }
 
 void read_storage(const c10::StorageImpl& storage, TensorFacts& facts) {

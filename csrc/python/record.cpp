@@ -148,7 +148,8 @@ bool readable(const TensorFacts& facts) {
 
 PyObject* grad_fn(const ImplFacts& impl) {
   if (impl.grad_fn_type == nullptr) return none();
-  return text(node_name(impl));
+  // A node of Python's autograd.Function is named by its class, all others by their C++ type.
+  return impl.grad_fn_python_name.empty() ? grad_fn_name(impl) : text(impl.grad_fn_python_name);
 }
 
 bool has_key(const Record& record, c10::DispatchKey key) {

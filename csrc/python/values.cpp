@@ -85,6 +85,11 @@ PyObject* type_name(const std::type_info* type) {
   return remembered(known, type, [&] { return text(tensorplay::type_name(*type)); });
 }
 
+PyObject* grad_fn_name(const ImplFacts& impl) {
+  static std::unordered_map<const std::type_info*, PyObject*> known;
+  return remembered(known, impl.grad_fn_type, [&] { return text(tensorplay::node_name(impl)); });
+}
+
 PyObject* dtype_name(caffe2::TypeMeta dtype) {
   return interned(tensorplay::dtype_name(dtype));
 }

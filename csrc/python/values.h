@@ -25,6 +25,7 @@ PyObject* expressions(const std::vector<std::string>& values);  // tuple of int,
 PyObject* expression(const std::string& value);
 
 PyObject* type_name(const std::type_info* type);  // None for null
+PyObject* grad_fn_name(const ImplFacts& impl);    // for a node of C++; the name is remembered by its type
 PyObject* dtype_name(caffe2::TypeMeta dtype);
 PyObject* device_name(c10::Device device);
 PyObject* key_names(c10::DispatchKeySet keys);  // tuple of str
