@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,8 @@ def write_build_header() -> Path:
 flags = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # The same folders again as system ones: warnings are for our own code.
 flags += [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]]
+# In every command line: torch's headers are system ones, nothing else makes ninja compile anew for another torch.
+flags.append(f"-DTENSORPLAY_TORCH_{re.sub(r'[^0-9A-Za-z]', '_', torch.__version__)}")
 if os.environ.get("TENSORPLAY_WERROR") == "1":
     flags.append("-Werror")
 if sanitize := os.environ.get("TENSORPLAY_SANITIZE"):

@@ -44,7 +44,7 @@ class Extent:
     """The bytes of its storage a tensor reaches."""
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int | None:
         """numel x itemsize."""
 
     @property

@@ -92,7 +92,14 @@ def _plain_tensors() -> Iterator[None]:
     """Make plain CPU tensors here, even under a device context, a fake mode or inference mode."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with torch.inference_mode(False), torch._C.DisableTorchFunction(), _disable_current_modes():
+    with contextlib.ExitStack() as left:
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside torch.func.grad, jvp or vmap
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            left.enter_context(temporarily_clear_interpreter_stack())
+        left.enter_context(torch.inference_mode(False))
+        left.enter_context(torch._C.DisableTorchFunction())
+        left.enter_context(_disable_current_modes())
         yield
 
 

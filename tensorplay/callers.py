@@ -94,7 +94,7 @@ class Caller(msgspec.Struct, frozen=True):
             raw[-1] = raw[-1][:end]
             raw[0] = raw[0][start:]
             expression = ast.parse(b"".join(raw).decode(errors="replace").strip(), mode="eval").body
-        except SyntaxError:
+        except (SyntaxError, ValueError, RecursionError):
             return None
         return expression if isinstance(expression, ast.Call) else None
 
@@ -112,7 +112,10 @@ class Caller(msgspec.Struct, frozen=True):
             return fallback
         if isinstance(call.args[index], _NAMELESS):
             return fallback
-        name = ast.unparse(call.args[index])
+        try:
+            name = ast.unparse(call.args[index])
+        except RecursionError:
+            return fallback
         return name if len(name) <= _LONGEST_NAME else fallback
 
 
@@ -128,5 +131,5 @@ def shorten(file: str) -> str:
     """Answer a path below the current folder relative to it, any other as it is."""
     try:
         return str(Path(file).resolve().relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # elsewhere, or the current folder is gone
         return file

@@ -265,6 +265,8 @@ def _focused(x: object, focus: str, caller: Caller) -> Report:
 def _read_all(
     named: list[tuple[str, object]], max_tensors: int, *, grads: bool, root_refs: int
 ) -> tuple[list[Read], Truncated | None]:
+    if max_tensors < 1:
+        raise ValueError(f"max_tensors must be 1 or more, got {max_tensors}")
     reads: list[Read] = []
     known: dict[int, Read] = {}
     roots = {id(obj) for _, obj in named}
@@ -278,7 +280,7 @@ def _read_all(
         extra = root_refs if id(tensor) in roots else 0
         read = known[id(tensor)] = Read(path, C.read(tensor, 3 + extra))
         reads.append(read)
-        if grads and (grad := C.read_grad(tensor)) is not None:
+        if grads and len(reads) < max_tensors and (grad := C.read_grad(tensor)) is not None:
             reads.append(Read(f"{path}.grad", grad))
     return reads, None
 
@@ -288,7 +290,7 @@ def _answer(reads: list[Read], caller: Caller, *, report_unused: bool, **fields:
     suspects = _suspects(reads)
     if not suspects and not report_unused:
         return Report(reads, (), caller=caller, **fields)
-    name_roots(reads, caller)
+    reads = name_roots(reads, caller)
     selection = select_findings(_explain(suspects), caller=caller)
     return Report(reads, selection.findings, **fields, **selection.fields())
 
@@ -371,10 +373,12 @@ def _changes(before: dict[str, TensorRecord], after: dict[str, TensorRecord]) ->
 
 def _in_ipython() -> bool:
     module = sys.modules.get("IPython")
-    return module is not None and module.get_ipython() is not None
+    shell = getattr(module, "get_ipython", None)
+    return shell is not None and shell() is not None
 
 
 def _print(report: Report) -> None:
     from tensorplay.render.text import print_report
 
-    print_report(report.document, sys.stderr)
+    if sys.stderr is not None:  # pythonw, a daemon
+        print_report(report.document, sys.stderr)

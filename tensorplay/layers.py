@@ -199,7 +199,7 @@ class DataLayer(msgspec.Struct, frozen=True, kw_only=True):
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """Which bytes of its storage the tensor reaches. Offsets count from the storage's first byte."""
 
-    nbytes: int
+    nbytes: int | None
     """numel x itemsize."""
     first_byte: int | None
     """First byte reached."""

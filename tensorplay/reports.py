@@ -53,12 +53,15 @@ ROOTS = ("x", "y")
 """What the arguments of a call are called until somebody asks for their names in the caller's source."""
 
 
-def name_roots(reads: Iterable[Read], caller: Caller) -> None:
+def name_roots(reads: Iterable[Read], caller: Caller) -> list[Read]:
     """Call every path after the expression that was handed in: ``x[0]`` becomes ``batch[0]``."""
     names = {root: caller.argument(root, index) for index, root in enumerate(ROOTS)}
+    named = []
     for read in reads:
-        read.name = names[read.name[0]] + read.name[1:]
-        read.also = [names[path[0]] + path[1:] for path in read.also]
+        again = Read(names[read.name[0]] + read.name[1:], read.record)
+        again.also = [names[path[0]] + path[1:] for path in read.also]
+        named.append(again)
+    return named
 
 
 def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
@@ -97,7 +100,7 @@ class Report:
     Holds no reference to any tensor. ``str(report)`` is the terminal text; ``to_json()`` the published schema.
     """
 
-    __slots__ = ("_caller", "_document", "_fields", "_reads", "_time", "findings")
+    __slots__ = ("_caller", "_document", "_fields", "_made", "_reads", "findings")
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class Report:
         self._reads = reads
         self._caller = caller
         self._fields = fields
-        self._time = time.time()
+        self._made = (time.time(), os.getpid())
         self._document: Document | None = None
         self.findings = findings
 
@@ -146,16 +149,15 @@ class Report:
     def document(self) -> Document:
         """The report as plain immutable data, made on first use."""
         if self._document is None:
-            if self._caller is not None:
-                name_roots(self._reads, self._caller)
+            # Two threads may both come here: each makes the same document, and nothing else is changed.
+            reads = self._reads if self._caller is None else name_roots(self._reads, self._caller)
             self._document = Document(
                 schema_version=SCHEMA_VERSION,
-                provenance=_provenance(self._time),
-                records=tuple(read.model() for read in self._reads),
+                provenance=_provenance(*self._made),
+                records=tuple(read.model() for read in reads),
                 findings=self.findings,
                 **self._fields,
             )
-            self._reads = []
         return self._document
 
     def replace_document(self, **fields: Any) -> None:
@@ -250,7 +252,7 @@ class _Version(msgspec.Struct):
     schema_version: int
 
 
-def _provenance(moment: float) -> Provenance:
+def _provenance(moment: float, pid: int) -> Provenance:
     import torch
 
     from tensorplay import __version__
@@ -261,6 +263,6 @@ def _provenance(moment: float) -> Provenance:
         python=platform.python_version(),
         platform=f"{sys.platform}-{platform.machine()}",
         host=socket.gethostname(),
-        pid=os.getpid(),
+        pid=pid,
         time=datetime.datetime.fromtimestamp(moment, datetime.timezone.utc).isoformat(timespec="milliseconds"),
     )

@@ -57,7 +57,10 @@ def load_config(start: Path | None = None) -> Config:
     Raises:
         TargetError: the file or its ``[tool.tensorplay]`` is not valid.
     """
-    folder = (start or Path.cwd()).resolve()
+    try:
+        folder = (start or Path.cwd()).resolve()
+    except FileNotFoundError:  # the current folder was deleted
+        return Config()
     for candidate in (folder, *folder.parents):
         path = candidate / "pyproject.toml"
         if path.is_file():

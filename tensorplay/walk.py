@@ -84,7 +84,10 @@ def attributes(obj: object) -> dict[str, Any]:
     """Answer an object's own attributes: its instance dictionary and its slots. Runs no user code."""
     found: dict[str, Any] = {}
     cls = type(obj)
-    for name, slot in _slots(cls):
+    for name in _slots(cls):
+        slot = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+        if type(slot) is not types.MemberDescriptorType:
+            continue  # hidden by another attribute of a subclass
         try:
             found[name] = slot.__get__(obj, cls)
         except AttributeError:
@@ -94,21 +97,22 @@ def attributes(obj: object) -> dict[str, Any]:
     return found
 
 
-_known_slots: weakref.WeakKeyDictionary[type, tuple[tuple[str, types.MemberDescriptorType], ...]] = (
-    weakref.WeakKeyDictionary()
-)
+# Names only: a descriptor would keep its class alive.
+_known_slots: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
-def _slots(cls: type) -> tuple[tuple[str, types.MemberDescriptorType], ...]:
+def _slots(cls: type) -> tuple[str, ...]:
     known = _known_slots.get(cls)
     if known is None:
-        found: dict[str, types.MemberDescriptorType] = {}
-        for base in cls.__mro__:
-            for name, member in vars(base).items():
-                # types.SimpleNamespace has its dictionary in a slot of that name.
-                if type(member) is types.MemberDescriptorType and name != "__dict__":
-                    found.setdefault(name, member)
-        known = _known_slots[cls] = tuple(found.items())
+        # types.SimpleNamespace has its dictionary in a slot of that name.
+        known = _known_slots[cls] = tuple(
+            dict.fromkeys(
+                name
+                for base in cls.__mro__
+                for name, member in vars(base).items()
+                if type(member) is types.MemberDescriptorType and name != "__dict__"
+            )
+        )
     return known
 
 

@@ -83,15 +83,31 @@ void read_symbolic(const c10::TensorImpl& impl, TensorFacts& facts) {
   facts.symbolic = std::move(symbolic);
 }
 
+void read_sizes(const c10::TensorImpl& impl, ImplFacts& out) {
+  const c10::IntArrayRef sizes = compat::own_geometry(impl).sizes_arrayref();
+  out.shape.assign(sizes.data(), sizes.size());
+  out.storage_offset = compat::own_storage_offset(impl);
+  out.numel = compat::own_numel(impl);
+}
+
+void read_strides(const c10::TensorImpl& impl, ImplFacts& out) {
+  const c10::IntArrayRef strides = compat::own_geometry(impl).strides_arrayref();
+  out.stride.assign(strides.data(), strides.size());
+}
+
 void read_geometry(const c10::TensorImpl& impl, TensorFacts& facts) {
   ImplFacts& out = facts.impl;
-  const c10::DispatchKeySet keys = out.keys;
-  const bool python = keys.has(c10::DispatchKey::Python);
-  const bool custom_sizes = compat::custom_sizes(impl);
-  const bool custom_strides = compat::custom_strides(impl);
   out.shape_absence = Absence::kNone;
   out.stride_absence = Absence::kNone;
-  out.python_decides_shape = python && custom_strides && !impl.has_symbolic_sizes_strides();
+  out.python_decides_shape = false;
+  // Symbolic and custom sizes imply custom strides: without them the fields hold plain numbers.
+  if (!compat::custom_strides(impl)) [[likely]] {
+    read_sizes(impl, out);
+    read_strides(impl, out);
+    return;
+  }
+  const bool python = out.keys.has(c10::DispatchKey::Python);
+  out.python_decides_shape = python && !impl.has_symbolic_sizes_strides();
   if (impl.has_symbolic_sizes_strides()) {
     read_symbolic(impl, facts);
     out.shape_absence = out.stride_absence = Absence::kSymbolic;
@@ -101,16 +117,12 @@ void read_geometry(const c10::TensorImpl& impl, TensorFacts& facts) {
     out.shape_absence = out.stride_absence = Absence::kUndefinedTensor;
     return;
   }
-  if (custom_sizes && !python && facts.kind == Kind::kNested) {
+  if (!python && facts.kind == Kind::kNested) {
     out.shape_absence = out.stride_absence = Absence::kNestedShape;
     return;
   }
-  const c10::impl::SizesAndStrides& raw = compat::own_geometry(impl);
-  const c10::IntArrayRef sizes = raw.sizes_arrayref();
-  out.shape.assign(sizes.begin(), sizes.end());
-  out.storage_offset = compat::own_storage_offset(impl);
-  out.numel = compat::own_numel(impl);
-  if (custom_strides && !python) {
+  read_sizes(impl, out);
+  if (!python) {
     if (facts.kind == Kind::kSparseCoo || facts.kind == Kind::kSparseCompressed) {
       out.stride_absence = Absence::kSparseStride;
       return;
@@ -120,8 +132,7 @@ void read_geometry(const c10::TensorImpl& impl, TensorFacts& facts) {
       return;
     }
   }
-  const c10::IntArrayRef strides = raw.strides_arrayref();
-  out.stride.assign(strides.begin(), strides.end());
+  read_strides(impl, out);
 }
 
 Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
@@ -151,9 +162,11 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
     // device it looks like any other wrapper: python/ asks its class.
     const bool meta_backend = facts.impl.backend == c10::DeviceType::Meta;
     if (facts.data.device.is_meta() && !meta_backend) return Kind::kFake;
-    return facts.storage.nbytes > 0 || facts.storage.symbolic ? Kind::kWrapperSubclass
-           : meta_backend                                     ? Kind::kMeta
-                                                              : Kind::kStrided;
+    // A wrapper's storage is the meta allocator's, whatever its label and however few bytes; an ordinary
+    // tensor without elements has its own device's.
+    const bool wrapper = facts.storage.nbytes > 0 || facts.storage.symbolic ||
+                         (facts.storage.allocator == kMetaAllocator && !facts.data.device.is_meta());
+    return wrapper ? Kind::kWrapperSubclass : meta_backend ? Kind::kMeta : Kind::kStrided;
   } else if (!facts.has_storage) {
     return Kind::kWrapperSubclass;
   }
@@ -357,6 +370,19 @@ std::optional<int64_t> times(std::optional<int64_t> cells, uint32_t itemsize) {
   return bytes;
 }
 
+// Elements a byte: the packed quantized types say that an element has one byte and put several into it.
+int64_t elements_a_byte(caffe2::TypeMeta dtype) {
+  if (dtype == c10::ScalarType::QUInt4x2) return 2;
+  if (dtype == c10::ScalarType::QUInt2x4) return 4;
+  return 1;
+}
+
+std::optional<int64_t> bytes_of(std::optional<int64_t> cells, const ImplFacts& impl) {
+  const int64_t packed = elements_a_byte(impl.dtype);
+  if (cells && packed > 1) cells = (*cells + packed - 1) / packed;
+  return times(cells, impl.itemsize);
+}
+
 }  // namespace
 
 void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts) {
@@ -390,22 +416,27 @@ std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFa
   return impl.data();
 }
 
+std::optional<int64_t> TensorFacts::nbytes() const {
+  return has_shape() ? times(impl.numel, impl.itemsize) : std::nullopt;
+}
+
 std::optional<int64_t> TensorFacts::needed_nbytes() const {
   if (!has_geometry()) return std::nullopt;
   if (impl.numel == 0) return 0;
   const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
-  return times(range ? std::optional(range->end) : std::nullopt, impl.itemsize);
+  return bytes_of(range ? std::optional(range->end) : std::nullopt, impl);
 }
 
 std::optional<int64_t> TensorFacts::first_byte() const {
   if (!has_geometry()) return std::nullopt;
   const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
-  return times(range ? std::optional(range->begin) : std::nullopt, impl.itemsize);
+  return times(range ? std::optional(range->begin / elements_a_byte(impl.dtype)) : std::nullopt,
+               impl.itemsize);
 }
 
 std::optional<int64_t> TensorFacts::visible_nbytes() const {
   if (!has_geometry()) return std::nullopt;
-  return times(distinct_cells(shape(), stride()), impl.itemsize);
+  return bytes_of(distinct_cells(shape(), stride()), impl);
 }
 
 std::optional<uint64_t> TensorFacts::data_address() const {

@@ -7,9 +7,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Layout.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/typeid.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -57,7 +57,31 @@ enum class Absence : uint8_t {
   kNoBackend,
 };
 
-using Dims = c10::SmallVector<int64_t, 6>;
+// Sizes or strides; on the heap only past six of them. Simpler than c10::SmallVector, whose assign() calls
+// memcpy.
+class Dims {
+ public:
+  static constexpr size_t kNear = 6;
+
+  void assign(const int64_t* first, size_t count) {
+    size_ = count;
+    if (count > kNear) [[unlikely]] {
+      far_.assign(first, first + count);
+    } else {
+      for (size_t i = 0; i < count; ++i) near_[i] = first[i];
+    }
+  }
+
+  const int64_t* data() const { return size_ > kNear ? far_.data() : near_.data(); }
+  size_t size() const { return size_; }
+  const int64_t* begin() const { return data(); }
+  const int64_t* end() const { return data() + size_; }
+
+ private:
+  size_t size_ = 0;
+  std::array<int64_t, kNear> near_{};
+  std::vector<int64_t> far_;
+};
 
 // Expressions in place of numbers, where sizes are symbolic.
 struct SymbolicFacts {
@@ -174,6 +198,7 @@ struct TensorFacts {
   DimSpan shape() const { return {impl.shape.data(), impl.shape.size()}; }
   DimSpan stride() const { return {impl.stride.data(), impl.stride.size()}; }
 
+  std::optional<int64_t> nbytes() const;  // numel x itemsize, as Tensor.nbytes answers
   // Bytes from the storage's start to the end of the last element reached: what reading the tensor needs.
   std::optional<int64_t> needed_nbytes() const;
   std::optional<int64_t> first_byte() const;

@@ -110,6 +110,9 @@ std::vector<Missing> missing_fields(const TensorFacts& facts) {
   }
   if (!facts.has_geometry()) {
     note("extent", facts.has_shape() ? impl.stride_absence : impl.shape_absence);
+  } else if (!facts.nbytes()) {
+    note("extent.nbytes", Absence::kOverflow);
+    if (!facts.needed_nbytes()) note("extent.needed_nbytes", Absence::kOverflow);
   } else if (!facts.needed_nbytes()) {
     note("extent.needed_nbytes", Absence::kOverflow);
   } else if (!facts.visible_nbytes()) {
@@ -293,8 +296,7 @@ PyGetSetDef data_fields[] = {
 };
 
 PyGetSetDef extent_fields[] = {
-    FIELD(nbytes, return integer(r.facts.impl.numel * static_cast<int64_t>(r.facts.impl.itemsize));
-          , "numel x itemsize."),
+    FIELD(nbytes, return optional_integer(r.facts.nbytes());, "numel x itemsize."),
     FIELD(first_byte, return optional_integer(r.facts.first_byte());
           , "First byte reached, from the storage's start."),
     FIELD(needed_nbytes, return optional_integer(r.facts.needed_nbytes());

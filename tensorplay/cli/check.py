@@ -71,7 +71,10 @@ def check(
         raise TargetError(f"{target} returned a {type(objs).__name__} in which there is no tensor")
     if to_file and output is not None:
         text = report.to_json() if output_format == "json" else report.text(addresses=addresses)
-        output.write_text(text + "\n", encoding="utf-8")
+        try:
+            output.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise TargetError(f"cannot write {output}: {error.strerror}") from error
         click.echo(f"wrote {output}", err=True)
     else:
         click.echo(report.to_json() if output_format == "json" else stdout_text(report, addresses=addresses))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -44,7 +45,8 @@ def call_target(target: str, factory: Callable[[], Any]) -> Any:
         TargetError: it raised; the message names the exception and its line.
     """
     try:
-        return factory()
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the report
+            return factory()
     except (Exception, SystemExit) as error:
         raise TargetError(f"{target} raised {_describe(error)}") from error
 

@@ -20,6 +20,7 @@ import sys
 import torch
 
 def healthy():
+    print("building")
     return torch.nn.Linear(3, 4)
 
 def sick():  # tensorplay: ignore[TP103] was here once
@@ -107,14 +108,14 @@ def test_check_of_a_sick_one_is_1_and_names_the_factory_s_line(run, project):
     result = run("check", "factories:sick", code=1)
 
     assert "TP102 the tensor reaches past its storage  error" in result.stdout
-    assert "factories.py:8 in sick  (definition)" in result.stdout
-    assert "unused ignore[TP103] at factories.py:8" in result.stdout
+    assert "factories.py:9 in sick  (definition)" in result.stdout
+    assert "unused ignore[TP103] at factories.py:9" in result.stdout
 
 
 def test_comment_on_the_factory_silences(run, project):
     result = run("check", "factories:silenced")
 
-    assert "suppressed 1 TP102 by factories.py:14 (released on purpose)" in result.stdout
+    assert "suppressed 1 TP102 by factories.py:15 (released on purpose)" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,19 @@ def test_output_file_is_not_overwritten_without_force(run, project):
 
     run("check", "factories:healthy", "-o", "out.txt", "--format", "json", "--force")
     assert json.loads((project / "out.txt").read_text())["findings"] == []
+
+
+def test_what_the_factory_prints_goes_to_stderr(run):
+    result = run("check", "factories:healthy", "--format", "json")
+
+    assert json.loads(result.stdout)["findings"] == []
+    assert result.stderr == "building\n"
+
+
+def test_output_that_cannot_be_written_is_one_line_and_2(run):
+    result = run("check", "factories:healthy", "-o", "no/such/folder/x.json", code=2)
+
+    assert result.stderr.splitlines()[-1] == "tensorplay: cannot write no/such/folder/x.json: No such file or directory"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.masked import masked_tensor
 
 import tensorplay as tp
 from tensorplay.rules.registry import load_rule
@@ -59,6 +60,10 @@ def test_tp101_key_set_of_another_device_fires():
         lambda: torch.zeros(3).share_memory_(),
         helpers.numpy_tensor,
         lambda: torch.empty(0, device="meta"),
+        lambda: helpers.Wrapper(torch.ones(0, 4)),
+        lambda: helpers.Wrapper(torch.ones(3), storage_size=0),
+        lambda: masked_tensor(torch.ones(0), torch.ones(0, dtype=torch.bool)),
+        lambda: torch.ones(0).as_subclass(helpers.Plain),
     ],
 )
 def test_kind_that_carries_two_devices_by_design_is_silent(make):
@@ -171,6 +176,7 @@ def test_tp102_fires_for_a_gradient():
     assert the_finding({"x": x}).where.name == "x.grad"
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "make",
     [
@@ -181,6 +187,8 @@ def test_tp102_fires_for_a_gradient():
         lambda: torch.zeros(6).unfold(0, 3, 1),
         lambda: torch.empty(4, device="meta"),
         lambda: torch.zeros(5).as_strided((2, 2), (3, 1), 0),  # its last element is the last cell
+        lambda: torch._empty_affine_quantized([4, 6], scale=1.0, zero_point=0, dtype=torch.quint4x2),  # two a byte
+        lambda: torch.zeros(1).expand(2**62),  # more bytes than 64 bits count
     ],
 )
 def test_tp102_neighbour_is_silent(make):

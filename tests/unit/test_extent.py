@@ -105,6 +105,14 @@ def test_what_cannot_be_counted_is_said_to_be_too_hard():
     assert record.absent["extent.visible_nbytes"].startswith("too hard")
 
 
+def test_size_that_leaves_64_bits_is_absent_with_the_reason():
+    record = tp.inspect(torch.zeros(1).expand(2**62), quiet=True).records[0]
+
+    assert record.extent.nbytes is None
+    assert record.extent.visible_nbytes == record.extent.needed_nbytes == 4
+    assert record.absent["extent.nbytes"] == "does not fit 64 bits"
+
+
 def test_extent_that_leaves_64_bits_is_absent_with_the_reason():
     x = torch.empty(0, device="meta").as_strided((2, 2), (2**62, 2**62), 0)
 

@@ -196,6 +196,19 @@ def test_first_use_may_be_inside_any_mode(around):
     assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
 
 
+@pytest.mark.parametrize("transform", ["grad", "vmap", "functionalize"])
+def test_first_use_may_be_inside_a_transform(transform):
+    code = (
+        "import torch, tensorplay\n"
+        "def f(x):\n    tensorplay.inspect(x, quiet=True)\n    return x.sum()\n"
+        f"torch.func.{transform}(f)(torch.ones(2, 2))\nprint('fine')"
+    )
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
+
+
 def test_build_info_and_extension_carry_the_same():
     from tensorplay._build_info import BUILD_INFO
 

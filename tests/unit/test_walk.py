@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import types
+import weakref
 
 import pytest
 import torch
@@ -173,6 +175,31 @@ def test_bound_on_tensors_is_kept_and_said():
     assert report.document.truncated.max_tensors == 4
     assert "cut after 4 tensors" in str(report)
     assert tp.inspect(many, quiet=True, max_tensors=10).document.truncated is None
+
+
+def test_bound_counts_gradients_and_must_be_positive():
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+
+    assert len(tp.check(model, max_tensors=1).records) == 1
+    with pytest.raises(ValueError, match="max_tensors must be 1 or more, got 0"):
+        tp.inspect(model, quiet=True, max_tensors=0)
+
+
+def test_class_with_slots_is_not_kept_alive():
+    def look() -> weakref.ref:
+        class Short:
+            __slots__ = ("x",)
+
+        short = Short()
+        short.x = A
+        assert names(short) == ["obj.x"]
+        return weakref.ref(Short)
+
+    gone = look()
+    gc.collect()
+
+    assert gone() is None
 
 
 def test_attribute_that_raises_is_not_asked_for():
