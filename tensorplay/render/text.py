@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +21,6 @@ __all__ = ["print_report", "render", "render_finding"]
 
 _MOST_TREES = 3
 _MOST_ROWS = 50
-_MOST_PICTURE_ELEMENTS = 1 << 20
 _COLORS = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 
 
@@ -97,6 +96,18 @@ class _Names:
         return self._known[key]
 
 
+class _Picture:
+    """The strides picture, as wide as the place it is put: a record inside another one stands further right."""
+
+    def __init__(self, shape: list[int], stride: list[int], offset: int, storage_cells: int, ascii: bool) -> None:
+        self.geometry = (shape, stride, offset, storage_cells)
+        self.ascii = ascii
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = strides_picture(*self.geometry, width=options.max_width, ascii=self.ascii)
+        yield Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+
 class _Writer:
     def __init__(self, document: Document, width: int, ascii: bool, addresses: bool) -> None:
         self.document = document
@@ -143,7 +154,7 @@ class _Writer:
             tree.add(_layer("storage", f"none: {record.absent.get('storage', 'this kind has none')}"))
         node = tree.add(self.extent(record))
         if picture := self.picture(record):
-            node.add(Text("\n".join(picture), no_wrap=True, overflow="crop"))
+            node.add(picture)
         for inner in record.inner:
             tree.add(self.tree(inner.record))
         return tree
@@ -310,18 +321,18 @@ class _Writer:
             facts.append("indices overlap: one element is reached by several")
         return _layer("extent", head, ["; ".join(facts)])
 
-    def picture(self, record: TensorRecord) -> list[str]:
+    def picture(self, record: TensorRecord) -> _Picture | None:
         impl, extent = record.impl, record.extent
-        plain = extent is not None and extent.contiguous and extent.visible_nbytes == extent.storage_nbytes
-        if plain or extent is None or extent.storage_nbytes is None or record.data is None or record.data.pointer == 0:
-            return []
-        shape, stride, offset = impl.shape, impl.stride, impl.storage_offset
+        if extent is None or extent.storage_nbytes is None or record.data is None or record.data.pointer == 0:
+            return None
+        if extent.contiguous and extent.visible_nbytes == extent.storage_nbytes and not extent.out_of_bounds:
+            return None
+        offset, sizes, steps = impl.storage_offset, _integers(impl.shape), _integers(impl.stride)
         if not isinstance(impl.numel, int) or impl.numel == 0 or not isinstance(offset, int) or not impl.itemsize:
-            return []
-        sizes = [size for size in shape or () if isinstance(size, int)]
-        steps = [step for step in stride or () if isinstance(step, int)]
-        cells = extent.storage_nbytes // impl.itemsize
-        return strides_picture(sizes, steps, offset, cells, width=max(24, self.width - 8), ascii=self.ascii)
+            return None
+        if sizes is None or steps is None or len(sizes) != len(steps):
+            return None
+        return _Picture(sizes, steps, offset, extent.storage_nbytes // impl.itemsize, self.ascii)
 
     # -- parts --------------------------------------------------------------------------------------------------
 
@@ -439,6 +450,12 @@ def _layer(word: str, head: str, lines: Iterable[str] = ()) -> Table:
     grid.add_column(overflow="fold")
     grid.add_row(word, Text("\n".join([head, *filter(None, lines)])))
     return grid
+
+
+def _integers(values: tuple[int | str, ...] | None) -> list[int] | None:
+    """Answer the values where all of them are numbers."""
+    numbers = [value for value in values or () if isinstance(value, int)]
+    return numbers if values is not None and len(numbers) == len(values) else None
 
 
 def _order(record: TensorRecord) -> str:
