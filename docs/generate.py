@@ -30,6 +30,8 @@ ROOT = Path(__file__).parent.parent
 SIGNATURES = {
     "read": "(tensor: object, observer_refs: int = 1, /) -> TensorRecord",
     "read_grad": "(tensor: object, /) -> TensorRecord | None",
+    "grad_object": "(tensor: object, /) -> Any",
+    "instance_dict": "(object: object, /) -> dict[Any, Any] | None",
     "is_tensor": "(object: object, /) -> TypeGuard[torch.Tensor]",
     "impl_data_address": "(tensor: object, /) -> int | None",
     "learn_storage_slice": "(tensor: object, /) -> None",

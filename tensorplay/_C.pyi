@@ -374,8 +374,14 @@ class TensorRecord:
 def extent_of(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]:
     """Answer which cells of a storage a geometry reaches."""
 
+def grad_object(tensor: object, /) -> Any:
+    """Answer the gradient autograd keeps for a tensor, if it has a Python object already. Else None."""
+
 def impl_data_address(tensor: object, /) -> int | None:
     """Answer TensorImpl::data(), or None where asking would throw."""
+
+def instance_dict(object: object, /) -> dict[Any, Any] | None:
+    """Answer an object's own dictionary, or None, without asking its class."""
 
 def is_tensor(object: object, /) -> TypeGuard[torch.Tensor]:
     """Tell by type alone whether this is a live tensor."""
@@ -387,4 +393,4 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
     """Read all four layers of one tensor."""
 
 def read_grad(tensor: object, /) -> TensorRecord | None:
-    """Read the gradient autograd keeps for a tensor, or None, without making a Python object."""
+    """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
+import msgspec
 import torch
 
 from tensorplay.callers import Caller
 from tensorplay.errors import InconsistentTensor
 from tensorplay.layers import Change, Finding, TensorRecord, Truncated
-from tensorplay.reports import Read, Report, Verdict, inner_model, name_roots
+from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.registry import record_rules
 from tensorplay.selection import select_findings
 from tensorplay.walk import find_tensors
@@ -49,6 +51,7 @@ _RULES = record_rules()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 # The last records of each label, by path: addresses, no tensors. The label used longest ago goes first.
 _MOST_LABELS = 256
+_MOST_LABELLED_RECORDS = 50_000
 _history: dict[str, dict[str, TensorRecord]] = {}
 
 
@@ -76,18 +79,24 @@ def inspect(
     Source: c10/core/TensorImpl.h, c10/core/StorageImpl.h, torch/csrc/autograd/variable.h, torch 2.13 and 2.14.
     """
     caller = Caller.at(sys._getframe(1))
-    if type(x) in _PLAIN and (label is None or type(label) is str):
+    title = str.__str__(label) if issubclass(type(label), str) else None
+    beside: dict[str, Any] = {}
+    if type(x) in _PLAIN and (label is None or title is not None):
         # This call's argument and that of read() are the probe's references.
-        reads, truncated = [Read("x", C.read(x, _CALL_REFS + 1))], None
+        reads = [Read(ROOTS[0], C.read(x, _CALL_REFS + 1))]
     else:
-        named = [("x", x)] if label is None or isinstance(label, str) else [("x", x), ("y", label)]
-        reads, truncated = _read_all(named, max_tensors, grads=False, root_refs=_CALL_REFS + 1)
+        named: list[tuple[str, object]] = [(ROOTS[0], x)]
+        if C.is_tensor(label):
+            named.append((ROOTS[1], label))
+        elif label is not None and title is None:
+            raise TypeError(f"inspect() takes a title (str) or a torch.Tensor after x, got {type(label).__name__}")
+        reads, beside = _read_all(named, max_tensors, grads=False, root_refs=_CALL_REFS + 1)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
-    paths = [read.name for read in reads] if type(label) is str else []
-    report = _answer(reads, caller, report_unused=not quiet, truncated=truncated)
-    if type(label) is str:
-        _compare_with_last(label, report, paths)
+    paths = [read.name for read in reads]
+    report = _answer(reads, caller, report_unused=not quiet, **beside)
+    if title is not None:
+        _compare_with_last(title, report, paths)
     if not quiet and not _in_ipython():
         _print(report)
     return report
@@ -103,6 +112,7 @@ def check(
     select: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,
     max_tensors: int = MAX_TENSORS,
+    grads: bool = True,
 ) -> Report:
     """Run every rule over all tensors that some objects reach, and answer the report.
 
@@ -112,9 +122,11 @@ def check(
         select: codes or families (``TP102``, ``TP1``) to show, in place of the configuration's.
         ignore: codes or families to hide, in place of the configuration's.
         max_tensors: read at most so many; the report says when it cut.
+        grads: whether the gradients that autograd keeps are read too. Say False where another thread runs backward()
+            meanwhile: PyTorch sets ``.grad`` without a lock, so that nobody can read it safely then.
 
     Returns:
-        The report; its records include the gradients that autograd keeps. It prints nothing.
+        The report. It prints nothing.
 
     Raises:
         UnknownCode: a selector names no rule.
@@ -125,7 +137,7 @@ def check(
     Source: as for inspect().
     """
     caller = Caller.at(sys._getframe(1))
-    return check_at(caller, objs, select=select, ignore=ignore, max_tensors=max_tensors)
+    return check_at(caller, objs, select=select, ignore=ignore, max_tensors=max_tensors, grads=grads)
 
 
 def check_at(
@@ -135,18 +147,19 @@ def check_at(
     select: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,
     max_tensors: int = MAX_TENSORS,
+    grads: bool = True,
     name: str | None = None,
 ) -> Report:
     """Do what check() does for a line of code that is known already; `name` is what a single object is called."""
-    if type(objs) is dict and all(type(key) is str for key in objs):
+    if type(objs) is dict and all(type(key) is str for key in list(objs)):
         named: list[tuple[str, object]] = list(objs.items())
         root_refs = 1  # the pair in `named`
     else:
         root_refs = 2 * _CALL_REFS + 1  # the same, and the arguments of check() and of this
         named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
-    reads, truncated = _read_all(named, max_tensors, grads=True, root_refs=root_refs)
+    reads, beside = _read_all(named, max_tensors, grads=grads, root_refs=root_refs)
     selection = select_findings(_explain(_suspects(reads)), select=select, ignore=ignore, caller=caller)
-    return Report(reads, selection.findings, truncated=truncated, **selection.fields())
+    return Report(reads, selection.findings, **beside, **selection.fields())
 
 
 def inspect_data_ptr(x: torch.Tensor) -> Report:
@@ -251,7 +264,7 @@ def _consistency(record: TensorRecord, own: int | None) -> tuple[bool, list[str]
 def _one(x: object, call: str, calls: int) -> Read:
     if not C.is_tensor(x):
         raise TypeError(_nothing_found(call, x, container=False))
-    return Read("x", C.read(x, calls * _CALL_REFS + 1))
+    return Read(ROOTS[0], C.read(x, calls * _CALL_REFS + 1))
 
 
 def _focused(x: object, focus: str, caller: Caller) -> Report:
@@ -262,27 +275,25 @@ def _focused(x: object, focus: str, caller: Caller) -> Report:
     return report
 
 
-def _read_all(
-    named: list[tuple[str, object]], max_tensors: int, *, grads: bool, root_refs: int
-) -> tuple[list[Read], Truncated | None]:
+class _Reads(NamedTuple):
+    """What was read of everything handed in, and what a Report takes beside that."""
+
+    reads: list[Read]
+    beside: dict[str, Any]
+
+
+def _read_all(named: list[tuple[str, object]], max_tensors: int, *, grads: bool, root_refs: int) -> _Reads:
     if max_tensors < 1:
         raise ValueError(f"max_tensors must be 1 or more, got {max_tensors}")
-    reads: list[Read] = []
-    known: dict[int, Read] = {}
-    roots = {id(obj) for _, obj in named}
-    for path, tensor in find_tensors(named):
-        if (before := known.get(id(tensor))) is not None:
-            before.also.append(path)
-            continue
-        if len(reads) >= max_tensors:
-            return reads, Truncated(max_tensors=max_tensors)
-        # The walk, this loop and the call hold one reference each; a root is held by its callers' frames as well.
-        extra = root_refs if id(tensor) in roots else 0
-        read = known[id(tensor)] = Read(path, C.read(tensor, 3 + extra))
-        reads.append(read)
-        if grads and len(reads) < max_tensors and (grad := C.read_grad(tensor)) is not None:
-            reads.append(Read(f"{path}.grad", grad))
-    return reads, None
+    roots = Counter(id(obj) for _, obj in named)
+    found = find_tensors(named, most=max_tensors, grads=grads)
+    reads = []
+    for place in found.places:
+        # The place and the call hold one reference each; a root is held by its callers' frames as well.
+        record = place.record or C.read(place.tensor, 2 + root_refs * roots[id(place.tensor)])
+        reads.append(Read(place.path, record, place.also))
+    cut = Truncated(max_tensors=max_tensors) if found.cut else None
+    return _Reads(reads, {"truncated": cut, "unread": tuple(found.unread)})
 
 
 def _answer(reads: list[Read], caller: Caller, *, report_unused: bool, **fields: Any) -> Report:
@@ -337,38 +348,49 @@ def _compare_with_last(label: str, report: Report, paths: list[str]) -> None:
     last = _history.pop(label, None)
     report.replace_document(label=label, changes=None if last is None else tuple(_changes(last, records)))
     _history[label] = records
-    if len(_history) > _MOST_LABELS:
-        del _history[next(iter(_history))]
+    kept = sum(map(len, _history.values()))
+    while len(_history) > 1 and (len(_history) > _MOST_LABELS or kept > _MOST_LABELLED_RECORDS):
+        kept -= len(_history.pop(next(iter(_history))))
 
 
 _LAYERS = ("python", "impl", "storage", "data", "extent")
 
 
-def _changes(before: dict[str, TensorRecord], after: dict[str, TensorRecord]) -> Iterable[Change]:
+def _changes(before: dict[str, TensorRecord], after: dict[str, TensorRecord]) -> Iterator[Change]:
     for path, record in after.items():
         last = before.get(path)
         if last is None:
             yield Change(name=record.name, field="record", before=None, after="new")
-            continue
-        if last.kind != record.kind:
-            yield Change(name=record.name, field="kind", before=last.kind, after=record.kind)
-        for layer in _LAYERS:
-            one, two = getattr(last, layer), getattr(record, layer)
-            if one is None or two is None:
-                if one is not two:
-                    yield Change(name=record.name, field=layer, before=one and "present", after=two and "present")
-                continue
-            for field in two.__struct_fields__:
-                if getattr(one, field) != getattr(two, field):
-                    yield Change(
-                        name=record.name,
-                        field=f"{layer}.{field}",
-                        before=getattr(one, field),
-                        after=getattr(two, field),
-                    )
+        else:
+            yield from _changed_fields(last, record)
     for path, record in before.items():
         if path not in after:
             yield Change(name=record.name, field="record", before="there", after=None)
+
+
+def _changed_fields(last: TensorRecord, record: TensorRecord) -> Iterator[Change]:
+    """Compare two records layer by layer, then the tensors they are made of by their role."""
+
+    def change(field: str, before: object, after: object) -> Change:
+        # As JSON gives them back.
+        return Change(
+            name=record.name, field=field, before=msgspec.to_builtins(before), after=msgspec.to_builtins(after)
+        )
+
+    if last.kind != record.kind:
+        yield change("kind", last.kind, record.kind)
+    for layer in _LAYERS:
+        one, two = getattr(last, layer), getattr(record, layer)
+        if one is None or two is None:
+            if one is not two:
+                yield change(layer, one and "present", two and "present")
+            continue
+        for field in two.__struct_fields__:
+            if getattr(one, field) != getattr(two, field):
+                yield change(f"{layer}.{field}", getattr(one, field), getattr(two, field))
+    yield from _changes(
+        {inner.role: inner.record for inner in last.inner}, {inner.role: inner.record for inner in record.inner}
+    )
 
 
 def _in_ipython() -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "Suppressed",
     "TensorRecord",
     "Truncated",
+    "Unread",
     "UnusedIgnore",
     "Where",
     "json_schema",
@@ -332,6 +333,15 @@ class Truncated(msgspec.Struct, frozen=True, kw_only=True):
     """The bound; one record a tensor up to it."""
 
 
+class Unread(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that could not be looked into."""
+
+    name: str
+    """Its path."""
+    reason: str
+    """What happened."""
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One field that differs from the last report with the same label."""
 
@@ -381,6 +391,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Comments that suppressed nothing."""
     truncated: Truncated | None = None
     """Set where not all tensors were read."""
+    unread: tuple[Unread, ...] = ()
+    """What could not be looked into."""
     label: str | None = None
     """The title the caller gave."""
     changes: tuple[Change, ...] | None = None

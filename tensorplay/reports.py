@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from tensorplay.layers import (
     StorageLayer,
     TensorRecord,
 )
+from tensorplay.words import plural
 
-__all__ = ["Read", "Report", "Verdict", "inner_model", "name_roots"]
+__all__ = ["ROOTS", "Read", "Report", "Verdict", "inner_model", "name_roots"]
 
 
 class Read:
@@ -39,29 +40,31 @@ class Read:
 
     __slots__ = ("also", "name", "record")
 
-    def __init__(self, name: str, record: Any) -> None:
+    def __init__(self, name: str, record: Any, also: Sequence[str] = ()) -> None:
         self.name = name
         self.record = record
-        self.also: list[str] = []
+        self.also = also
 
     def model(self) -> TensorRecord:
         """Copy the native record into the model."""
         return _model(self.record, self.name, tuple(self.also))
 
 
-ROOTS = ("x", "y")
-"""What the arguments of a call are called until somebody asks for their names in the caller's source."""
+ROOTS = ("\0x", "\0y")
+"""What the arguments of a call are called until somebody asks for their names in the caller's source. No path of the
+walk holds a control character."""
 
 
 def name_roots(reads: Iterable[Read], caller: Caller) -> list[Read]:
     """Call every path after the expression that was handed in: ``x[0]`` becomes ``batch[0]``."""
-    names = {root: caller.argument(root, index) for index, root in enumerate(ROOTS)}
-    named = []
-    for read in reads:
-        again = Read(names[read.name[0]] + read.name[1:], read.record)
-        again.also = [names[path[0]] + path[1:] for path in read.also]
-        named.append(again)
-    return named
+    names = {root: caller.argument(root[1:], index) for index, root in enumerate(ROOTS)}
+
+    def rename(path: str) -> str:
+        for root, name in names.items():
+            path = path.replace(root, name)  # anywhere in it: state[model.weight].step
+        return path
+
+    return [Read(rename(read.name), read.record, [rename(path) for path in read.also]) for read in reads]
 
 
 def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
@@ -208,7 +211,7 @@ class Report:
         return Report.from_document, (self.document,)
 
     def __repr__(self) -> str:
-        return f"<tensorplay.Report: {len(self.records)} tensors, {len(self.findings)} findings>"
+        return f"<tensorplay.Report: {plural(len(self.records), 'tensor')}, {plural(len(self.findings), 'finding')}>"
 
     def save(self, path: str | Path) -> None:
         """Write the JSON to a file."""

@@ -1,30 +1,39 @@
 """Find the tensors in an object, each with its path.
 
-Runs no user code: attributes come from instance dictionaries and slots, never from getattr; types decide, never
-``__class__``. The exception are containers registered with torch's pytree, whose flatten function is asked, since that
-is what it is registered for. Unknown things are passed over. Iterative: nesting may be as deep as it likes.
+Runs no user code: attributes come from instance dictionaries and slots, never from getattr; types decide, by identity,
+never ``__class__`` and never a metaclass. The exception are containers registered with torch's pytree, whose flatten
+function is asked, since that is what it is registered for. Unknown things are passed over. Iterative: nesting may be as
+deep as it likes.
 """
 
 from __future__ import annotations
 
 import collections
+import gc
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree
 
 from tensorplay._native import C
+from tensorplay.layers import Unread
 
-__all__ = ["Found", "attributes", "find_tensors"]
+__all__ = ["Found", "Place", "attributes", "find_tensors"]
 
-Found = tuple[str, torch.Tensor]
+_Child = tuple[str, Any]
+_LONGEST_KEY = 120
+
+# What type itself answers about a class: vars(cls) and cls.__mro__ would ask the metaclass.
+_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_namespace: Callable[[type], types.MappingProxyType[str, Any]] = type.__dict__["__dict__"].__get__
+_class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 
 # What nn.Module keeps for itself in the instance dictionary, beside the three tables read by name.
-_MODULE_INTERNALS = frozenset(vars(torch.nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_MODULE_INTERNALS = frozenset(vars(torch.nn.Module())).difference(_MODULE_TABLES)
 _LEAVES = (
     type(None),
     str,
@@ -35,6 +44,7 @@ _LEAVES = (
     float,
     complex,
     type,
+    range,
     types.ModuleType,
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -42,162 +52,326 @@ _LEAVES = (
     types.CodeType,
     types.FrameType,
     types.GeneratorType,
+    weakref.ReferenceType,
     torch.dtype,
     torch.device,
     torch.Size,
     torch.UntypedStorage,
     torch.Generator,
 )
+# By identity: a class may have a metaclass with its own __hash__ and __eq__.
+_LEAF_IDS = frozenset(map(id, (*_LEAVES, bool)))
+_PRINTED_IDS = frozenset(map(id, (type(None), str, bytes, int, float, complex, bool, torch.dtype, torch.device)))
 
 
-def find_tensors(named: Iterable[tuple[str, object]]) -> Iterator[Found]:
-    """Yield every tensor reached, depth first, in the order of its container; one reached twice comes twice.
+class Place:
+    """A tensor and the paths it was found under."""
+
+    __slots__ = ("also", "path", "record", "tensor")
+
+    def __init__(self, path: str, tensor: torch.Tensor | None, record: Any = None) -> None:
+        self.path = path
+        self.tensor = tensor
+        self.record = record
+        """Read already: of a gradient that has no Python object, so that ``tensor`` is None."""
+        self.also: list[str] = []
+
+
+class Found(NamedTuple):
+    """What a walk found. A place is the only thing here that refers to its tensor."""
+
+    places: list[Place]
+    unread: list[Unread]
+    cut: bool
+
+
+def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool = False) -> Found:
+    """Answer every tensor reached, depth first, in the order of its container; one reached twice is one place.
 
     A plain object's attributes are looked at, but not those of further plain objects that it holds.
-    While a tensor is handed out, the walk itself holds one reference to it.
+
+    Args:
+        named: path and object of each place to begin at.
+        most: stop where one more tensor than this is reached.
+        grads: whether the gradient that autograd keeps for a tensor follows it.
     """
-    # path, object, whether it may be opened if it is a plain object. What is on the stack is held by its tuple, and
-    # the tuple dies when it is unpacked.
-    stack: list[tuple[str, Any, bool]] = [(path, obj, True) for path, obj in named]
-    stack.reverse()
-    seen: set[int] = set()
-    names: dict[int, str] = {}
-    keep: list[object] = []  # lists made by flattening: while they live, their items' ids are not used again
+    places: list[Place] = []
+    unread: list[Unread] = []
+    known: dict[int, Place] = {}
+    opened: dict[int, object] = {}  # held, so that an id is not used again meanwhile
+    # Path of what is being opened, its children, and whether plain objects among them may be opened.
+    stack: list[tuple[str, Iterator[_Child], bool]] = [("", iter(list(named)), True)]
     while stack:
-        path, obj, may_open = stack.pop()
-        first = id(obj) not in seen
-        seen.add(id(obj))
-        is_tensor = C.is_tensor(obj)
-        if is_tensor:
-            names.setdefault(id(obj), path)
-            yield path, obj
-        if not first or issubclass(type(obj), _LEAVES) or type(obj) is torch.Tensor:
+        outer, children, may_open = stack[-1]
+        try:
+            path, obj = next(children)
+        except StopIteration:
+            stack.pop()
             continue
-        children = None if is_tensor else _container_children(path, obj, names, keep)
-        if children is None and (is_tensor or (may_open and type(obj).__module__ != "builtins")):
-            children, may_open = _attribute_children(path, obj), False
-        stack.extend((name, child, may_open) for name, child in reversed(children or ()))
-        del obj, children
+        except Exception as error:  # a pytree flatten function's, or what another thread did to the container
+            stack.pop()
+            unread.append(Unread(name=outer, reason=f"opening it raised {_class_name(type(error))}"))
+            continue
+        if C.is_tensor(obj):
+            if (place := known.get(id(obj))) is not None:
+                place.also.append(path)
+                continue
+            if len(places) >= most:
+                return Found(places, unread, True)
+            places.append(known.setdefault(id(obj), Place(path, obj)))
+            # Beside its class nothing: no attributes. Asking for them would make the dictionary.
+            if len(gc.get_referents(obj)) > 1:
+                stack.append((path, _attribute_children(path, obj), False))
+            if not grads:
+                continue
+            if (grad := C.grad_object(obj)) is not None:
+                stack.append((path, iter([(f"{path}.grad", grad)]), False))
+            elif (record := C.read_grad(obj)) is not None:
+                if len(places) >= most:
+                    return Found(places, unread, True)
+                places.append(Place(f"{path}.grad", None, record))
+            continue
+        plan = _plan(type(obj))
+        if plan.leaf or id(obj) in opened:
+            continue
+        if plan.read is not None:
+            opened[id(obj)] = obj
+            stack.append((path, plan.read(path, obj, known), may_open))
+        elif (node := _pytree_nodes().get(id(type(obj)))) is not None:
+            opened[id(obj)] = obj
+            stack.append((path, _of_pytree(path, obj, node), may_open))
+        elif may_open:
+            opened[id(obj)] = obj
+            stack.append((path, _attribute_children(path, obj), False))
+    return Found(places, unread, False)
+
+
+class _Plan(NamedTuple):
+    """How objects of a class are opened."""
+
+    leaf: bool
+    read: Callable[[str, Any, dict[int, Place]], Iterator[_Child]] | None
+    slots: tuple[str, ...]  # names only: a descriptor would keep its class alive
+
+
+_plans: dict[int, tuple[weakref.ref[type], _Plan]] = {}
+
+
+def _plan(cls: type) -> _Plan:
+    entry = _plans.get(id(cls))
+    if entry is not None and entry[0]() is cls:
+        return entry[1]
+    bases = _mro(cls)
+    slots = tuple(
+        dict.fromkeys(
+            name
+            for base in bases
+            for name, member in _namespace(base).items()
+            # Its own: one taken from another class reads that class's objects only.
+            if type(member) is types.MemberDescriptorType and member.__objclass__ is base and name != "__dict__"
+        )
+    )
+    leaf = any(id(base) in _LEAF_IDS for base in bases)
+    read = next((read for kind, read in _CONTAINERS if any(base is kind for base in bases)), None)
+    if read is None and any("__dataclass_fields__" in _namespace(base) for base in bases):
+        read = _of_attributes
+    plan = _Plan(leaf, read, slots)
+    key = id(cls)
+    _plans[key] = (weakref.ref(cls, lambda _: _plans.pop(key, None)), plan)
+    return plan
+
+
+_nodes: tuple[int, dict[int, Any]] = (-1, {})
+
+
+def _pytree_nodes() -> dict[int, Any]:
+    """Answer pytree's table of classes by the identity of the class."""
+    global _nodes
+    if _nodes[0] != len(_pytree.SUPPORTED_NODES):
+        nodes = list(_pytree.SUPPORTED_NODES.items())
+        _nodes = (len(nodes), {id(cls): node for cls, node in nodes})
+    return _nodes[1]
 
 
 def attributes(obj: object) -> dict[str, Any]:
-    """Answer an object's own attributes: its instance dictionary and its slots. Runs no user code."""
+    """Answer an object's own attributes: its slots and its instance dictionary. Runs no user code."""
     found: dict[str, Any] = {}
     cls = type(obj)
-    for name in _slots(cls):
-        slot = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    for name in _plan(cls).slots:
+        slot = next(_namespace(base)[name] for base in _mro(cls) if name in _namespace(base))
         if type(slot) is not types.MemberDescriptorType:
             continue  # hidden by another attribute of a subclass
         try:
             found[name] = slot.__get__(obj, cls)
         except AttributeError:
             continue  # a slot that was never set
-    if cls.__dictoffset__ != 0:
-        found.update(object.__getattribute__(obj, "__dict__"))
+    own = C.instance_dict(obj)
+    for name, value in () if own is None else _items(own):
+        found[name if type(name) is str else _key(name)] = value
     return found
 
 
-# Names only: a descriptor would keep its class alive.
-_known_slots: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+def _items(mapping: Any) -> list[tuple[Any, Any]]:
+    """Copy a dictionary's items; another thread may change it meanwhile."""
+    for _ in range(100):
+        try:
+            return list(dict.items(mapping))
+        except RuntimeError:  # changed its size: a garbage collection in between let the other thread run
+            continue
+    return list(dict.items(mapping))
 
 
-def _slots(cls: type) -> tuple[str, ...]:
-    known = _known_slots.get(cls)
-    if known is None:
-        # types.SimpleNamespace has its dictionary in a slot of that name.
-        known = _known_slots[cls] = tuple(
-            dict.fromkeys(
-                name
-                for base in cls.__mro__
-                for name, member in vars(base).items()
-                if type(member) is types.MemberDescriptorType and name != "__dict__"
-            )
-        )
-    return known
+def _attribute_children(path: str, obj: Any) -> Iterator[_Child]:
+    for name, value in attributes(obj).items():
+        if id(type(value)) not in _LEAF_IDS:
+            yield _attribute(path, name), value
 
 
-def _container_children(path: str, obj: Any, names: dict[int, str], keep: list[object]) -> list[tuple[str, Any]] | None:
-    """Answer what a container holds, or None for what is no container."""
-    cls = type(obj)
-    if issubclass(cls, torch.optim.Optimizer):
-        return _of_optimizer(path, obj, names)
-    for kind, read in _CONTAINERS:
-        if issubclass(cls, kind):
-            return read(path, obj)
-    node = _pytree.SUPPORTED_NODES.get(cls)
-    if node is not None:
-        children, _ = node.flatten_fn(obj)
-        keep.append(children)
-        return [(f"{path}[{index}]", child) for index, child in enumerate(children)]
-    if any("__dataclass_fields__" in vars(base) for base in cls.__mro__):
-        return _attribute_children(path, obj)
-    return None
+def _attribute(path: str, name: object) -> str:
+    plain = type(name) is str and name.isprintable() and len(name) <= _LONGEST_KEY
+    return f"{path}.{name}" if plain else f"{path}.{_key(name)}"
 
 
-def _attribute_children(path: str, obj: Any) -> list[tuple[str, Any]]:
-    return [(f"{path}.{name}", value) for name, value in attributes(obj).items()]
+def _of_attributes(path: str, obj: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    return _attribute_children(path, obj)
 
 
-def _of_module(path: str, module: Any) -> list[tuple[str, Any]]:
-    own = object.__getattribute__(module, "__dict__")
-    tables = [own.get(table) or {} for table in _MODULE_TABLES]
-    plain = {name: value for name, value in own.items() if name not in _MODULE_INTERNALS and name not in _MODULE_TABLES}
-    return [(f"{path}.{name}", value) for table in (*tables, plain) for name, value in table.items()]
+def _of_module(path: str, module: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    own = attributes(module)
+    for name in _MODULE_TABLES:
+        table = own.get(name)
+        if issubclass(type(table), dict):
+            for key, value in _items(table):
+                if value is not None:
+                    yield _attribute(path, key), value
+        elif table is not None:
+            yield f"{path}.{name}", table
+    for name, value in own.items():
+        if name not in _MODULE_INTERNALS and name not in _MODULE_TABLES and id(type(value)) not in _LEAF_IDS:
+            yield _attribute(path, name), value
 
 
-def _of_optimizer(path: str, optimizer: Any, names: dict[int, str]) -> list[tuple[str, Any]]:
-    own = object.__getattribute__(optimizer, "__dict__")
-    found: list[tuple[str, Any]] = []
-    index = 0
-    for number, group in enumerate(own.get("param_groups", ())):
-        for place, parameter in enumerate(group.get("params", ())):
-            found.append((f"{path}.param_groups[{number}]['params'][{place}]", parameter))
-            names.setdefault(id(parameter), str(index))
-            index += 1
-    for parameter, state in own.get("state", {}).items():
-        name = names.get(id(parameter), "?")
-        found += [(f"{path}.state[{name}].{key}", value) for key, value in state.items()]
-    return found
+def _of_optimizer(path: str, optimizer: Any, known: dict[int, Place]) -> Iterator[_Child]:
+    own = attributes(optimizer)
+    names: dict[int, str] = {}
+    groups: Any = own.get("param_groups")
+    for number, group in enumerate(list.copy(groups) if issubclass(type(groups), list) else ()):
+        params: Any = dict.get(group, "params") if issubclass(type(group), dict) else None
+        for parameter in list.copy(params) if issubclass(type(params), list) else ():
+            place = known.get(id(parameter))
+            names.setdefault(id(parameter), str(len(names)) if place is None else place.path)
+        yield f"{path}.param_groups[{number}]", group
+    if "param_groups" in own and not issubclass(type(groups), list):
+        yield f"{path}.param_groups", groups
+    state = own.get("state")
+    for parameter, kept in _items(state) if issubclass(type(state), dict) else ():
+        name = f"{path}.state[{names.get(id(parameter)) or _key(parameter)}]"
+        if not issubclass(type(kept), dict):
+            yield name, kept
+            continue
+        for key, value in _items(kept):
+            yield _attribute(name, key), value
+    if not issubclass(type(state), dict):
+        yield f"{path}.state", state
+    for name, value in own.items():
+        if name not in ("param_groups", "state", "defaults") and id(type(value)) not in _LEAF_IDS:
+            yield _attribute(path, name), value
 
 
-def _of_dict(path: str, mapping: Any) -> list[tuple[str, Any]]:
-    return [(_item(path, key), value) for key, value in dict.items(mapping)]
+def _of_pytree(path: str, obj: Any, node: Any) -> Iterator[_Child]:
+    """Ask a registered class's own function; named by its keys where it has a function for them."""
+    if node.flatten_with_keys_fn is not None:
+        children, _ = node.flatten_with_keys_fn(obj)
+        for index, (key, child) in enumerate(children):
+            yield _pytree_key(path, key, index), child
+        return
+    children, _ = node.flatten_fn(obj)
+    for index, child in enumerate(children):
+        yield f"{path}[{index}]", child
 
 
-def _item(path: str, key: object) -> str:
-    return f"{path}[{key!r}]" if isinstance(key, (str, int, float, bool, tuple)) else f"{path}[<{type(key).__name__}>]"
+def _pytree_key(path: str, key: Any, index: int) -> str:
+    if type(key) is _pytree.GetAttrKey:
+        return _attribute(path, key.name)
+    if type(key) is _pytree.MappingKey:
+        return f"{path}[{_key(key.key)}]"
+    return f"{path}[{index}]"
 
 
-def _of_sequence(iterate: Callable[[Any], Iterator[Any]]) -> Callable[[str, Any], list[tuple[str, Any]]]:
-    def read(path: str, sequence: Any) -> list[tuple[str, Any]]:
-        fields = vars(type(sequence)).get("_fields")
-        for base in type(sequence).__mro__:
-            fields = fields or vars(base).get("_fields")
-        if isinstance(fields, tuple):  # a named tuple
-            return [(f"{path}.{name}", value) for name, value in zip(fields, iterate(sequence), strict=False)]
-        return [(f"{path}[{index}]", value) for index, value in enumerate(iterate(sequence))]
+def _of_dict(path: str, mapping: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    for key, value in _items(mapping):
+        if id(type(value)) not in _LEAF_IDS:
+            yield f"{path}[{_key(key)}]", value
+
+
+def _key(key: Any, depth: int = 0) -> str:
+    """Write a key without asking it: built-in types as Python does, anything else by its class."""
+    cls = type(key)
+    if cls is int and int.bit_length(key) > 256:
+        text = "<int>"
+    elif id(cls) in _PRINTED_IDS:
+        text = repr(key)
+    elif cls is tuple and depth < 3:
+        words = [_key(part, depth + 1) for part in key]
+        text = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+    elif issubclass(cls, str):
+        text = repr(str.__str__(key))
+    else:
+        text = f"<{_class_name(cls)}>"
+    return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 21]}...{text[-18:]}"
+
+
+def _sequence(copy: Callable[[Any], Iterable[Any]]) -> Callable[[str, Any, dict[int, Place]], Iterator[_Child]]:
+    def read(path: str, sequence: Any, _: dict[int, Place]) -> Iterator[_Child]:
+        spaces = map(_namespace, _mro(type(sequence)))
+        fields = next((space["_fields"] for space in spaces if type(space.get("_fields")) is tuple), None)
+        values = copy(sequence)
+        if fields is not None:  # a named tuple
+            yield from ((_attribute(path, name), value) for name, value in zip(fields, values, strict=False))
+            return
+        for index, value in enumerate(values):
+            if id(type(value)) not in _LEAF_IDS:
+                yield f"{path}[{index}]", value
 
     return read
 
 
-def _of_set(path: str, items: Any) -> list[tuple[str, Any]]:
+def _of_set(path: str, items: Any, _: dict[int, Place]) -> Iterator[_Child]:
     iterate = set.__iter__ if issubclass(type(items), set) else frozenset.__iter__
-    return [(f"{path}{{{index}}}", value) for index, value in enumerate(iterate(items))]
+    for index, value in enumerate(list(iterate(items))):
+        yield f"{path}{{{index}}}", value
 
 
-def _of_wrapper(path: str, wrapper: Any) -> list[tuple[str, Any]]:
-    return [(path, object.__getattribute__(wrapper, "__dict__").get("data"))]
+def _of_wrapper(path: str, wrapper: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    """Look through UserDict and UserList, which are what their `data` is, and at what a subclass adds."""
+    for name, value in attributes(wrapper).items():
+        yield path if name == "data" else _attribute(path, name), value
 
 
-_CONTAINERS: tuple[tuple[type, Callable[[str, Any], list[tuple[str, Any]]]], ...] = (
+def _of_proxy(path: str, proxy: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    for mapping in gc.get_referents(proxy):  # the mapping behind it; no method names it without asking it
+        yield path, mapping
+
+
+def _of_view(path: str, view: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    for index, value in enumerate(list(view)):
+        yield f"{path}[{index}]", value
+
+
+_CONTAINERS: tuple[tuple[type, Callable[[str, Any, dict[int, Place]], Iterator[_Child]]], ...] = (
+    (torch.optim.Optimizer, _of_optimizer),
     (torch.nn.Module, _of_module),
     (dict, _of_dict),
-    (list, _of_sequence(list.__iter__)),
-    (tuple, _of_sequence(tuple.__iter__)),
-    (collections.deque, _of_sequence(collections.deque.__iter__)),
+    (list, _sequence(list.copy)),
+    (tuple, _sequence(tuple.__iter__)),
+    (collections.deque, _sequence(lambda deque: list(collections.deque.__iter__(deque)))),
     (set, _of_set),
     (frozenset, _of_set),
     (collections.UserDict, _of_wrapper),
     (collections.UserList, _of_wrapper),
-    (types.SimpleNamespace, _attribute_children),
+    (types.MappingProxyType, _of_proxy),
+    (type({}.keys()), _of_view),
+    (type({}.values()), _of_view),
+    (type({}.items()), _of_view),
+    (types.SimpleNamespace, _of_attributes),
 )

@@ -30,6 +30,10 @@ bool need_arguments(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const c
   return false;
 }
 
+PyObject* python_object(const at::TensorBase& tensor) {
+  return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+}
+
 // A C++ exception must not cross into the interpreter.
 template <class Body>
 PyObject* guarded(Body body) {
@@ -83,10 +87,27 @@ PyObject* read_grad(PyObject*, PyObject* object) {
     const at::Tensor* tensor = need_tensor(object);
     if (tensor == nullptr) return nullptr;
     const at::TensorBase* grad = grad_of(*tensor->unsafeGetTensorImpl());
-    if (grad == nullptr) return none();
-    // The gradient may have no Python object yet; asking for .grad would make one.
-    return make_record(*grad, grad->unsafeGetTensorImpl()->pyobj_slot()->load_pyobj(), 0);
+    if (grad == nullptr || python_object(*grad) != nullptr) return none();
+    return make_record(*grad, nullptr, 0);
   });
+}
+
+PyObject* grad_object(PyObject*, PyObject* object) {
+  const at::Tensor* tensor = need_tensor(object);
+  if (tensor == nullptr) return nullptr;
+  const at::TensorBase* grad = grad_of(*tensor->unsafeGetTensorImpl());
+  PyObject* found = grad == nullptr ? nullptr : python_object(*grad);
+  return Py_NewRef(found == nullptr ? Py_None : found);
+}
+
+// What vars() answers, without asking a `__dict__` that the class defines.
+PyObject* instance_dict(PyObject*, PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  bool has_one = type->tp_dictoffset != 0;
+#ifdef Py_TPFLAGS_MANAGED_DICT
+  has_one = has_one || (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0;
+#endif
+  return has_one ? PyObject_GenericGetDict(object, nullptr) : none();
 }
 
 PyObject* learn_storage_slice(PyObject*, PyObject* object) {
@@ -131,8 +152,13 @@ PyMethodDef methods[] = {
     {"is_tensor", is_tensor, METH_O,
      "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
     {"read_grad", read_grad, METH_O,
-     "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, or None, without making a "
-     "Python object."},
+     "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, if it has no Python object; "
+     "makes none. Else None."},
+    {"grad_object", grad_object, METH_O,
+     "grad_object(tensor, /)\n--\n\nAnswer the gradient autograd keeps for a tensor, if it has a Python object "
+     "already. Else None."},
+    {"instance_dict", instance_dict, METH_O,
+     "instance_dict(object, /)\n--\n\nAnswer an object's own dictionary, or None, without asking its class."},
     {"learn_storage_slice", learn_storage_slice, METH_O,
      "learn_storage_slice(tensor, /)\n--\n\nLearn the deleter of sliced storages from a tensor over one."},
     {"impl_data_address", impl_data_address, METH_O,

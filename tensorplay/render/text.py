@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
@@ -21,6 +22,18 @@ __all__ = ["print_report", "render", "render_finding"]
 
 _MOST_TREES = 3
 _MOST_ROWS = 50
+# What a terminal would act on instead of showing it: names may hold anything.
+_CONTROL = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_ADDRESSES = {
+    "python.address": "P",
+    "impl.address": "I",
+    "impl.base": "I",
+    "impl.version_counter": "V",
+    "storage.address": "S",
+    "data.pointer": "D",
+    "data.data_ptr": "D",
+    "data.context": "C",
+}
 _COLORS = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 
 
@@ -37,7 +50,7 @@ def render(
     buffer = _AsciiBuffer() if ascii else io.StringIO()
     columns = width or shutil.get_terminal_size((100, 24)).columns
     _console(buffer, columns, color).print(_Writer(document, columns, ascii, addresses).all())
-    return _trim(buffer.getvalue())
+    return _finish(buffer.getvalue(), color)
 
 
 def print_report(document: Document, file: IO[str]) -> None:
@@ -55,7 +68,7 @@ def render_finding(finding: Finding, *, width: int = 100) -> str:
     """Answer one finding as text."""
     buffer = io.StringIO()
     _console(buffer, width, color=False).print(_finding(finding))
-    return _trim(buffer.getvalue())
+    return _finish(buffer.getvalue(), color=False)
 
 
 def _console(file: IO[str], width: int, color: bool) -> Console:
@@ -72,8 +85,13 @@ def _console(file: IO[str], width: int, color: bool) -> Console:
     )
 
 
-def _trim(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.rstrip("\n").split("\n"))
+def _finish(text: str, color: bool) -> str:
+    """Write control characters and lone surrogates out, trim the lines."""
+
+    def shown(match: re.Match[str]) -> str:
+        return match[0] if color and match[1] else match[0].encode("unicode_escape").decode()
+
+    return "\n".join(line.rstrip() for line in _CONTROL.sub(shown, text).rstrip("\n").split("\n"))
 
 
 class _Names:
@@ -130,6 +148,8 @@ class _Writer:
             parts.append(Text(document.label, style="bold"))
         if document.changes is not None:
             parts.append(self.changes(document.changes))
+            if note := self.same_addresses(document.changes):
+                parts.append(Text(note, style="dim"))
         elif document.focus is not None:
             parts += [self.focus(record, document.focus) for record in document.records]
         elif len(document.records) <= _MOST_TREES:
@@ -394,19 +414,27 @@ class _Writer:
         for header in ("name", "field", "before", "now"):
             table.add_column(header, overflow="fold")
         for change in rows:
-            table.add_row(
-                change.name, change.field, self.value(change, change.before), self.value(change, change.after)
-            )
-        moved = {change.name for change in rows if change.field == "impl.address"}
-        same = sorted({c.name for c in rows if c.field.startswith("storage.") and c.name not in moved})
-        note = "addresses that stayed may be recycled by a new tensor: without the tracker that is not known"
-        return Group(table, Text(note, style="dim")) if same else table
+            before, after = (self.value(change.field, value) for value in (change.before, change.after))
+            table.add_row(change.name, change.field, before, after)
+        return table
 
-    def value(self, change: Change, value: Any) -> str:
-        letter = {"impl": "I", "storage": "S", "data": "D", "python": "P"}.get(change.field.partition(".")[0], "V")
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1 << 32:
-            return self.name(letter, value)
-        return shape_text(tuple(value)) if isinstance(value, (tuple, list)) else str(value)
+    def same_addresses(self, changes: Iterable[Change]) -> str | None:
+        """Say what an equal address does not prove, where one was compared and found equal."""
+        other = {change.name for change in changes if change.field in ("impl.address", "record")}
+        if all(record.name in other for record in self.document.records):
+            return None
+        return "an equal address may be that of a new tensor: freed memory is used again"
+
+    def value(self, field: str, value: Any) -> str:
+        if value is None:
+            return "none"
+        if field in _ADDRESSES:
+            return "null pointer" if value == 0 else self.name(_ADDRESSES[field], value)
+        if field.startswith("extent.") and type(value) is int and field.endswith("nbytes"):
+            return bytes_text(value)
+        if field in ("impl.shape", "impl.stride"):
+            return shape_text(tuple(value))
+        return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
     def summary(self) -> RenderableType:
         document = self.document
@@ -425,6 +453,8 @@ class _Writer:
         if document.truncated is not None:
             cut = f"cut after {plural(document.truncated.max_tensors, 'tensor')}: raise max_tensors to read all"
             lines.append(Text(cut, style="yellow"))
+        for unread in document.unread:
+            lines.append(Text(f"not looked into: {unread.name}: {unread.reason}", style="yellow"))
         for entry in document.suppressed:
             reason = f" ({entry.reason})" if entry.reason else ""
             lines.append(Text(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", style="dim"))

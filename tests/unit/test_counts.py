@@ -119,3 +119,33 @@ def test_weak_references_are_counted():
     assert C.read(x).impl.weak_count == 1
     del reference, weak
     assert C.read(x).impl.weak_count == 0
+
+
+def test_reference_counts_hold_for_what_is_reached_twice():
+    x, y = torch.ones(3), torch.ones(2)
+    twice = tp.inspect(x, x, quiet=True)
+    alone = refcount(x)
+    pair = [x, (x, y)]
+    listed = tp.inspect(pair, quiet=True)
+    names = {"one": x, "two": x}
+    named = tp.check(names)
+
+    assert twice.records[0].python.refcount == alone
+    assert [record.python.refcount for record in listed.records] == [alone + 2, refcount(y)]
+    assert named.records[0].python.refcount == refcount(x) == alone + 4
+
+
+def test_reference_counts_hold_for_what_pytree_hands_out():
+    from torch.utils import _pytree
+
+    class Holder:
+        def __init__(self, x):
+            self.x = x
+
+    _pytree.register_pytree_node(
+        Holder, lambda holder: ([holder.x], None), lambda items, _: Holder(*items), serialized_type_name="tests.Holder"
+    )
+    x = torch.ones(3)
+    holder = Holder(x)
+
+    assert tp.inspect(holder, quiet=True).records[0].python.refcount == refcount(x)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import gc
+import threading
 import types
 import weakref
 
@@ -217,3 +219,259 @@ def test_attribute_that_raises_is_not_asked_for():
     thing = Thing()
 
     assert names(thing) == ["obj.x"]
+
+
+class Spy(type):
+    """A metaclass that must not be asked."""
+
+    def __getattribute__(cls, name):
+        raise AssertionError(f"the walk asked a metaclass for {name}")
+
+    def __eq__(cls, other):
+        raise AssertionError("the walk compared classes by ==")
+
+    __hash__ = None
+
+    def __subclasscheck__(cls, sub):
+        raise AssertionError("the walk asked a metaclass whether it is a subclass")
+
+    def __instancecheck__(cls, obj):
+        raise AssertionError("the walk asked a metaclass whether it is an instance")
+
+
+class Spied(metaclass=Spy):
+    def __init__(self) -> None:
+        self.x = A
+
+
+class Disguised:
+    """Its class and its dictionary are properties."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "x", A)
+
+    @property
+    def __class__(self):
+        raise AssertionError("the walk asked for __class__")
+
+    @property
+    def __dict__(self):
+        raise AssertionError("the walk asked for __dict__")
+
+
+class Key(str):
+    __slots__ = ()
+
+    def __repr__(self):
+        raise AssertionError("the walk asked a key for its repr")
+
+    __str__ = __repr__
+
+
+class SlottedDict(collections.UserDict):
+    __slots__ = ("extra",)
+
+
+class OtherSlot:
+    __slots__ = ("x",)
+
+
+class Borrowing:
+    stolen = OtherSlot.x  # a member descriptor of another class
+
+    def __init__(self) -> None:
+        self.y = A
+
+
+def _slotted_dict():
+    both = SlottedDict(w=A)
+    both.extra = B
+    return both
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: Spied(), ["obj.x"]),
+        (lambda: [Spied(), {"k": Spied()}], ["obj[0].x"]),  # one tensor, found at both
+        (lambda: Disguised(), ["obj.x"]),
+        (lambda: {Key("w"): A}, ["obj['w']"]),
+        (lambda: {(1, Key("w")): A, (D,): B}, ["obj[(1, 'w')]", "obj[(<Tensor>,)]"]),
+        (lambda: {Key: A, Spied(): B}, ["obj[<type>]", "obj[<Spied>]"]),
+        (lambda: {"\ud800\x1b[31m": A}, [r"obj['\ud800\x1b[31m']"]),
+        (lambda: {10**5000: A}, ["obj[<int>]"]),
+        (_slotted_dict, ["obj.extra", "obj['w']"]),
+        (Borrowing, ["obj.y"]),
+        (lambda: types.MappingProxyType({"w": A}), ["obj['w']"]),
+        (lambda: {"w": A}.values(), ["obj[0]"]),
+        (lambda: {"w": A}.items(), ["obj[0][1]"]),
+        (lambda: functools.partial(print, A, end=B), ["obj.args[0]", "obj.keywords['end']"]),
+        (lambda: dict.fromkeys(["w" * 1000], A), [f"obj['{'w' * 98}...{'w' * 17}']"]),
+    ],
+)
+def test_walk_runs_no_code_of_what_it_looks_at(make, found):
+    obj = make()
+    report = tp.check({"obj": obj})
+
+    assert [record.name for record in report.records] == found
+    assert report.document.unread == ()
+
+
+def test_attributes_of_a_plain_tensor_are_followed_and_make_no_dictionary():
+    bare, tagged = torch.ones(1), torch.ones(1)
+    tagged.cache = [B]
+    referents = gc.get_referents(bare)
+
+    assert names([bare, tagged]) == ["obj[0]", "obj[1]", "obj[1].cache[0]"]
+    assert gc.get_referents(bare) == referents
+
+
+@pytest.mark.parametrize(
+    ("break_it", "found"),
+    [
+        (lambda o: o.state.__setitem__("step", 3), 2),
+        (lambda o: o.state.__setitem__("buffer", D), 3),
+        (lambda o: o.state.__setitem__(Key, {"x": D}), 3),
+        (lambda o: setattr(o, "state", None), 2),
+        (lambda o: setattr(o, "param_groups", None), 0),
+        (lambda o: setattr(o, "param_groups", (D,)), 1),
+        (lambda o: o.param_groups.append(3), 2),
+        (lambda o: o.param_groups[0].__setitem__("params", D), 1),
+        (lambda o: setattr(o, "ema", [D]), 3),
+    ],
+)
+def test_optimizer_in_any_state_is_read(break_it, found):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)])
+    break_it(optimizer)
+
+    report = tp.check(optimizer)
+
+    assert len(report.records) == found
+    assert report.document.unread == ()
+
+
+def test_wrapped_optimizer_is_looked_through():
+    class Wrapped(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner = inner
+
+        @property
+        def param_groups(self):
+            return self.inner.param_groups
+
+        @property
+        def state(self):
+            return self.inner.state
+
+    wrapped = Wrapped(torch.optim.SGD([torch.zeros(1)]))
+
+    assert names(wrapped) == ["obj.inner.param_groups[0]['params'][0]"]
+
+
+def test_module_with_tables_of_another_type_is_read():
+    module = nn.Linear(2, 2)
+    module._parameters = [A]
+    module._buffers = None
+
+    assert names(module) == ["module._parameters[0]".replace("module", "obj")]
+
+
+def test_what_raises_while_it_is_opened_is_named_and_the_rest_is_read():
+    class Node:
+        pass
+
+    def flatten(node):
+        raise ValueError("no")
+
+    _pytree.register_pytree_node(Node, flatten, lambda items, _: Node(), serialized_type_name="tests.Node")
+
+    report = tp.check({"bad": Node(), "good": A})
+
+    assert [record.name for record in report.records] == ["good"]
+    assert [(unread.name, unread.reason) for unread in report.document.unread] == [
+        ("bad", "opening it raised ValueError")
+    ]
+    assert "not looked into: bad: opening it raised ValueError" in str(report)
+
+
+def test_pytree_node_with_keys_is_named_by_them():
+    class Keyed:
+        pass
+
+    _pytree.register_pytree_node(
+        Keyed,
+        lambda _: ([A, B, D], None),
+        lambda items, _: Keyed(),
+        serialized_type_name="tests.Keyed",
+        flatten_with_keys_fn=lambda _: (
+            [(_pytree.GetAttrKey("a"), A), (_pytree.MappingKey("k"), B), (_pytree.SequenceKey(2), D)],
+            None,
+        ),
+    )
+
+    assert names(Keyed()) == ["obj.a", "obj['k']", "obj[2]"]
+
+
+def test_dictionary_changed_by_another_thread_is_read():
+    table = {f"k{i}": A for i in range(10)}
+    stop = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            table[f"n{number % 1000}"] = [B]
+            table.pop(f"n{(number + 500) % 1000}", None)
+            number += 1
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert tp.check({"table": table}).document.unread == ()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_gradient_of_a_wrapper_subclass_is_opened():
+    inner, flat = torch.ones(2), torch.ones(2)
+    flat.untyped_storage().resize_(0)
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = TwoInOne(inner, flat)
+
+    report = tp.check({"weight": weight})
+    without = tp.check({"weight": weight}, grads=False)
+
+    assert [record.name for record in report.records] == ["weight", "weight.grad", "weight.grad.one", "weight.grad.two"]
+    assert [finding.where.name for finding in report.findings] == ["weight.grad.two"]
+    assert [record.name for record in without.records] == ["weight"]
+
+
+class TwoInOne(torch.Tensor):
+    @staticmethod
+    def __new__(cls, one, two):
+        return torch.Tensor._make_wrapper_subclass(cls, one.shape)
+
+    def __init__(self, one, two):
+        self.one, self.two = one, two
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        # Setting .grad asks for a detached alias.
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].one, args[0].two)
+        raise AssertionError(f"the probe ran {func}")
+
+
+def test_argument_s_name_reaches_the_names_inside_a_path():
+    model = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    pair = (model, optimizer)
+    both = {"pair": pair}
+
+    assert [record.name for record in tp.inspect(both, quiet=True).records] == [
+        "both['pair'][0].weight",
+        "both['pair'][1].state[both['pair'][0].weight].momentum_buffer",
+    ]
