@@ -1,7 +1,12 @@
 // Every name that differs between PyTorch releases, or that PyTorch keeps private, and nothing else.
 //
 // Reads torch 2.13 and 2.14. The private fields are reached through explicit instantiation, which the
-// language allows to name them ([temp.spec]/6); no offset is assumed, so a renamed field is a compile error.
+// language allows to name them ([temp.spec]/6): a renamed field is a compile error. Two things rest on
+// layout: a VersionCounter is one pointer (asserted), and functorch's wrapper begins with what it wraps
+// (tested).
+//
+// All is in an unnamed namespace: a template may be instantiated explicitly only once in a program, and each
+// source file has its own here.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -34,6 +39,7 @@
 // expose_NAME() yields the pointer to a private member of CLASS.
 #define TENSORPLAY_EXPOSE(NAME, CLASS, MEMBER)                        \
   namespace tensorplay::compat::detail {                              \
+  namespace {                                                         \
   struct NAME##Tag {                                                  \
     friend constexpr auto expose_##NAME(NAME##Tag);                   \
   };                                                                  \
@@ -42,6 +48,7 @@
     friend constexpr auto expose_##NAME(NAME##Tag) { return Member; } \
   };                                                                  \
   template struct NAME##Exposer<&CLASS::MEMBER>;                      \
+  }                                                                   \
   }
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -70,6 +77,7 @@ TENSORPLAY_EXPOSE(sparse_values, at::SparseTensorImpl, values_)
 #undef TENSORPLAY_EXPOSE
 
 namespace tensorplay::compat {
+namespace {
 
 // c10/util/intrusive_ptr.h: strong count in the low 32 bits, weak count above it, one bit says "has a
 // PyObject".
@@ -163,4 +171,5 @@ inline const at::Tensor* functorch_value(const c10::TensorImpl& impl) {
 }
 #endif
 
+}  // namespace
 }  // namespace tensorplay::compat

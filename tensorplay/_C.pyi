@@ -68,11 +68,11 @@ class Extent:
         """Reaches past the storage."""
 
     @property
-    def contiguous(self) -> bool:
+    def contiguous(self) -> bool | None:
         """Row-major."""
 
     @property
-    def memory_format(self) -> str:
+    def memory_format(self) -> str | None:
         """contiguous, channels_last, channels_last_3d, permuted (dense, other order) or strided."""
 
     @property
@@ -80,7 +80,7 @@ class Extent:
         """Two indices reach one element."""
 
     @property
-    def non_overlapping_and_dense(self) -> bool:
+    def non_overlapping_and_dense(self) -> bool | None:
         """Fills its range, each element once."""
 
 @final

@@ -15,7 +15,7 @@ import torch
 
 from tensorplay.callers import Caller
 from tensorplay.errors import InconsistentTensor
-from tensorplay.layers import Change, Finding, TensorRecord, Truncated
+from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.registry import record_rules
 from tensorplay.selection import select_findings
@@ -203,9 +203,9 @@ def inspect_storage_device(x: torch.Tensor) -> Report:
 def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdict:
     """Check that pointer, offset and bytes of a tensor fit each other.
 
-    Three equations: storage pointer + offset x itemsize = the impl's own data pointer; the first byte reached is not
-    before the storage; the last one is not after it. A kind that has no memory of its own has nothing to check and is
-    consistent, with that reason.
+    Four facts: storage pointer + offset x itemsize = the impl's own data pointer; the first byte reached is not before
+    the storage; the last one is not after it; the pointer is not null where there are bytes to read. A kind that has
+    no memory of its own has nothing to check and is consistent, with that reason.
 
     Args:
         x: a tensor of any kind.
@@ -216,7 +216,7 @@ def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdic
 
     Raises:
         TypeError: x is no tensor.
-        InconsistentTensor: strict, and one of the three does not hold.
+        InconsistentTensor: strict, and one of the four does not hold.
 
     Cost: constant.
 
@@ -236,22 +236,25 @@ def _consistency(record: TensorRecord, own: int | None) -> tuple[bool, list[str]
         reasons = record.absent
         why = next((reasons[key] for key in ("data", "extent", "extent.needed_nbytes") if key in reasons), None)
         return True, [f"nothing to check: {why or record.absent.get('extent.storage_nbytes', record.kind)}"]
-    if record.kind not in ("strided", "quantized", "uninitialized"):
+    if record.kind not in WITH_MEMORY:
         return True, [f"nothing to check: a {record.kind} tensor has no memory of its own"]
-    assert isinstance(impl.storage_offset, int) and extent.first_byte is not None
+    assert extent.first_byte is not None
     problems, facts = [], []
-    computed = data.pointer + impl.storage_offset * impl.itemsize
-    equation = f"{data.pointer:#x} + {impl.storage_offset} x {impl.itemsize} = {computed:#x}"
-    if own is not None and impl.numel != 0 and own != computed:
-        problems.append(f"storage pointer + offset x itemsize is {equation}, the impl answers {own:#x}")
-    else:
-        facts.append(f"storage pointer + offset x itemsize = data pointer: {equation}")
+    if isinstance(impl.storage_offset, int):  # a nested tensor has one for each component
+        computed = data.pointer + impl.storage_offset * impl.itemsize
+        equation = f"{data.pointer:#x} + {impl.storage_offset} x {impl.itemsize} = {computed:#x}"
+        if own is not None and impl.numel != 0 and own != computed:
+            problems.append(f"storage pointer + offset x itemsize is {equation}, the impl answers {own:#x}")
+        else:
+            facts.append(f"storage pointer + offset x itemsize = data pointer: {equation}")
+    if data.pointer == 0 and 0 < extent.needed_nbytes <= extent.storage_nbytes:
+        problems.append(f"the pointer is null, the storage says it has {bytes_text(extent.storage_nbytes)}")
     if extent.first_byte < 0:
         problems.append(f"the first byte reached lies {bytes_text(-extent.first_byte)} before the storage")
     if extent.needed_nbytes > extent.storage_nbytes:
         has = bytes_text(extent.storage_nbytes)
         problems.append(f"the last byte reached is number {extent.needed_nbytes - 1}, the storage has {has}")
-    elif impl.numel == 0:
+    elif extent.nbytes == 0:
         facts.append("no elements: no byte is reached")
     else:
         facts.append(

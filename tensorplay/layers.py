@@ -39,6 +39,9 @@ SCHEMA_VERSION = 1
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
+WITH_MEMORY = frozenset({"strided", "quantized", "nested"})
+"""Kinds whose elements lie in their own storage; the others are made of other tensors or have no memory by design."""
+
 
 class PythonLayer(msgspec.Struct, frozen=True, kw_only=True):
     """The Python object."""
@@ -87,7 +90,7 @@ class ImplLayer(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None
     """Device type whose kernels the key set selects."""
     layout: str
-    """strided, sparse_coo, sparse_csr, ..., mkldnn, jagged."""
+    """strided, sparse_coo, sparse_csr, ..., _mkldnn, jagged; unknown for a wrapper that has the keys alone."""
     keys: tuple[str, ...]
     """Dispatch keys by name."""
     requires_grad: bool
@@ -212,13 +215,13 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """Different bytes reached, exact."""
     out_of_bounds: bool | None
     """Whether it reaches past the storage."""
-    contiguous: bool
+    contiguous: bool | None
     """Whether the elements lie row-major without gaps."""
-    memory_format: str
+    memory_format: str | None
     """contiguous, channels_last, channels_last_3d, permuted (dense in another order) or strided."""
     self_overlapping: bool | None
     """Whether two indices reach one element."""
-    non_overlapping_and_dense: bool
+    non_overlapping_and_dense: bool | None
     """Whether it fills its range, each element once."""
 
 

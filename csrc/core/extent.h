@@ -28,8 +28,8 @@ enum class MemoryFormat : uint8_t {
   kStrided,         // leaves gaps or overlaps itself
 };
 
-// Beyond this many cells distinct_cells() does not enumerate (a bit a cell: 32 MiB).
-inline constexpr int64_t kMaxEnumeratedCells = int64_t{1} << 28;
+// Beyond this many cells distinct_cells() does not enumerate (a bit a cell: 2 MiB, tens of milliseconds).
+inline constexpr int64_t kMaxEnumeratedCells = int64_t{1} << 24;
 
 // The number of elements, or absent when it leaves 64 bits.
 std::optional<int64_t> count_elements(DimSpan sizes);

@@ -1,5 +1,9 @@
 // The tensors that a wrapper is made of, by the wrapper's own C++ type.
 #define TENSORPLAY_COMPAT_INNER
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
 #include "../compat.h"
 #include "read.h"
 
@@ -10,7 +14,54 @@ void add(std::vector<InnerTensor>& found, const char* role, const at::TensorBase
   if (tensor.defined()) found.push_back({role, &tensor});
 }
 
+// The rows of a contiguous integer tensor in CPU memory; a vector is a column.
+struct IntegerRows {
+  const int64_t* data = nullptr;
+  int64_t count = 0;
+  int64_t length = 0;
+
+  DimSpan row(int64_t i) const { return {data + i * length, static_cast<size_t>(length)}; }
+};
+
+std::optional<IntegerRows> integer_rows(const at::TensorBase& tensor) {
+  if (!tensor.defined()) return std::nullopt;
+  TensorFacts facts;
+  read_tensor(*tensor.unsafeGetTensorImpl(), facts);
+  const size_t dims = facts.impl.shape.size();
+  const bool plain = facts.kind == Kind::kStrided && facts.has_storage && facts.has_geometry() &&
+                     facts.data.device.is_cpu() && facts.data.pointer != nullptr && !facts.storage.symbolic &&
+                     facts.impl.dtype == c10::ScalarType::Long && (dims == 1 || dims == 2) &&
+                     is_contiguous(facts.shape(), facts.stride());
+  if (!plain || facts.needed_nbytes().value_or(INT64_MAX) > facts.storage.nbytes) return std::nullopt;
+  const auto* data = static_cast<const int64_t*>(facts.data.pointer) + facts.impl.storage_offset;
+  return IntegerRows{data, facts.shape()[0], dims == 2 ? facts.shape()[1] : 1};
+}
+
 }  // namespace
+
+void read_nested(const c10::TensorImpl& impl, TensorFacts& facts) {
+  const auto* nested = dynamic_cast<const at::native::NestedTensorImpl*>(&impl);
+  if (nested == nullptr) return;
+  const std::optional<IntegerRows> sizes = integer_rows(nested->get_nested_sizes());
+  const std::optional<IntegerRows> strides = integer_rows(nested->get_nested_strides());
+  const std::optional<IntegerRows> offsets = integer_rows(nested->get_storage_offsets());
+  if (!sizes || !strides || !offsets || strides->count != sizes->count || offsets->count != sizes->count ||
+      strides->length != sizes->length) {
+    return;
+  }
+  NestedFacts all;
+  bool first = true;
+  for (int64_t i = 0; i < sizes->count; ++i) {
+    const std::optional<int64_t> cells = count_elements(sizes->row(i));
+    const std::optional<CellRange> range = cell_range(sizes->row(i), strides->row(i), offsets->row(i)[0]);
+    if (!cells || !range || __builtin_add_overflow(all.numel, *cells, &all.numel)) return;
+    if (*cells == 0) continue;
+    all.range.begin = first ? range->begin : std::min(all.range.begin, range->begin);
+    all.range.end = std::max(all.range.end, range->end);
+    first = false;
+  }
+  facts.nested = all;
+}
 
 std::vector<InnerTensor> inner_tensors(const at::TensorBase& tensor, Kind kind) {
   std::vector<InnerTensor> found;

@@ -27,7 +27,7 @@ std::string node_name(const ImplFacts& impl) {
   if (impl.grad_fn_type == nullptr) return {};
   // torch::autograd::generated::AddBackward0 -> AddBackward0, as Python names its type.
   std::string name = type_name(*impl.grad_fn_type);
-  const size_t scope = name.rfind("::");
+  const size_t scope = name.rfind("::", name.find('<'));  // CppNode<library::Function> keeps its argument
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
 
@@ -61,7 +61,7 @@ std::string_view layout_name(c10::Layout layout) {
     case c10::kSparseBsc:
       return "sparse_bsc";
     case c10::kMkldnn:
-      return "mkldnn";
+      return "_mkldnn";
     case c10::kJagged:
       return "jagged";
     default:
@@ -187,13 +187,23 @@ std::string_view absence_reason(Absence absence) {
     case Absence::kOverflow:
       return "does not fit 64 bits";
     case Absence::kTooHard:
-      return "too hard: these strides would need the enumeration of more than 2^28 cells";
+      return "too hard: these strides would need the enumeration of more than 2^24 cells";
     case Absence::kStaleGradFn:
       return "stale: the version moved since grad_fn was made, PyTorch rebuilds it on its next read";
     case Absence::kNoDevice:
       return "the impl has no device";
     case Absence::kNoBackend:
       return "the key set names no backend";
+    case Absence::kUninitialized:
+      return "uninitialized: the shape is not known before the first forward()";
+    case Absence::kNoAllocator:
+      return "the storage was made without an allocator: it cannot grow";
+    case Absence::kForgottenAllocator:
+      return "not looked at: without memory nothing says that the allocator is alive";
+    case Absence::kUnregisteredAllocator:
+      return "the allocator is registered for no device";
+    case Absence::kNestedOrder:
+      return "a nested tensor has an order for each component";
   }
   return "unknown";
 }

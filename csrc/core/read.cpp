@@ -59,11 +59,20 @@ c10::DeleterFnPtr sample_callback_deleter() {
   return sample.get_deleter();
 }
 
+// Throwing while the library is loaded would end the process.
+const c10::Allocator* meta_allocator() {
+  try {
+    return c10::GetAllocator(c10::kMeta);
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
 // Set when the library is loaded, after libtorch_cpu and libc10: a guarded local would be checked on every
 // read.
 const c10::DeleterFnPtr kCallbackDeleter = sample_callback_deleter();
 const c10::Allocator* const kCpuAllocator = c10::GetDefaultCPUAllocator();
-const c10::Allocator* const kMetaAllocator = c10::GetAllocator(c10::kMeta);
+const c10::Allocator* const kMetaAllocator = meta_allocator();
 const c10::DeleterFnPtr kCpuDeleter = kCpuAllocator->raw_deleter();
 
 std::atomic<c10::DeleterFnPtr> slice_deleter{nullptr};
@@ -117,7 +126,7 @@ void read_geometry(const c10::TensorImpl& impl, TensorFacts& facts) {
     out.shape_absence = out.stride_absence = Absence::kUndefinedTensor;
     return;
   }
-  if (!python && facts.kind == Kind::kNested) {
+  if (!python && (facts.kind == Kind::kNested || out.keys.has(c10::DispatchKey::BatchedNestedTensor))) {
     out.shape_absence = out.stride_absence = Absence::kNestedShape;
     return;
   }
@@ -163,9 +172,9 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
     const bool meta_backend = facts.impl.backend == c10::DeviceType::Meta;
     if (facts.data.device.is_meta() && !meta_backend) return Kind::kFake;
     // A wrapper's storage is the meta allocator's, whatever its label and however few bytes; an ordinary
-    // tensor without elements has its own device's.
-    const bool wrapper = facts.storage.nbytes > 0 || facts.storage.symbolic ||
-                         (facts.storage.allocator == kMetaAllocator && !facts.data.device.is_meta());
+    // tensor that lost its memory, or has no elements, has its own device's.
+    const bool wrapper = facts.storage.allocator == kMetaAllocator &&
+                         (facts.storage.nbytes > 0 || facts.storage.symbolic || !facts.data.device.is_meta());
     return wrapper ? Kind::kWrapperSubclass : meta_backend ? Kind::kMeta : Kind::kStrided;
   } else if (!facts.has_storage) {
     return Kind::kWrapperSubclass;
@@ -229,9 +238,12 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
     out.origin = DataOrigin::kOther;
     read_shared_memory(data, out);
     if (out.origin == DataOrigin::kOther && deleter == slice_deleter.load(std::memory_order_relaxed)) {
-      // The context is the sliced storage, and this DataPtr is one of its owners.
-      const auto* whole = static_cast<const c10::StorageImpl*>(out.context);
-      read_shared_memory(compat::own_data_ptr(*whole), out);
+      // The context is the sliced storage, and this DataPtr is one of its owners; that may be a slice too.
+      const at::DataPtr* whole = &data;
+      while (whole->get_deleter() == deleter && whole->get_context() != nullptr) {
+        whole = &compat::own_data_ptr(*static_cast<const c10::StorageImpl*>(whole->get_context()));
+      }
+      read_shared_memory(*whole, out);
       out.origin = DataOrigin::kStorageSlice;
     }
   }
@@ -349,18 +361,18 @@ void read_impl(const c10::TensorImpl& impl, ImplFacts& out) {
   read_autograd(impl, out);
 }
 
+// TensorImpl::layout() would ask Python where a subclass answers; the keys decide as they do there.
 c10::Layout layout_of(const c10::TensorImpl& impl, Kind kind) {
-  switch (kind) {
-    case Kind::kSparseCoo:
-      return c10::kSparse;
-    case Kind::kSparseCompressed:
-      return compat::compressed_layout(impl);
-    case Kind::kMkldnn:
-      return c10::kMkldnn;
-    case Kind::kNestedJagged:
-      return c10::kJagged;
-    default:
-      return c10::kStrided;
+  constexpr c10::DispatchKeySet kOther = c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks;
+  const c10::DispatchKeySet keys = impl.key_set();
+  if (!keys.has_any(kOther)) [[likely]]
+    return kind == Kind::kNestedJagged ? c10::kJagged : c10::kStrided;
+  if (impl.is_sparse()) return c10::kSparse;
+  if (impl.is_mkldnn()) return c10::kMkldnn;
+  try {
+    return compat::compressed_layout(impl);
+  } catch (const c10::Error&) {  // a wrapper with the keys alone: which of the four only Python knows
+    return c10::Layout::NumOptions;
   }
 }
 
@@ -387,6 +399,7 @@ std::optional<int64_t> bytes_of(std::optional<int64_t> cells, const ImplFacts& i
 
 void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts) {
   facts.symbolic.reset();
+  facts.nested.reset();
   read_impl(impl, facts.impl);
   const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
   facts.has_storage = storage != nullptr;
@@ -417,10 +430,12 @@ std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFa
 }
 
 std::optional<int64_t> TensorFacts::nbytes() const {
+  if (nested) return times(nested->numel, impl.itemsize);
   return has_shape() ? times(impl.numel, impl.itemsize) : std::nullopt;
 }
 
 std::optional<int64_t> TensorFacts::needed_nbytes() const {
+  if (nested) return bytes_of(nested->range.end, impl);
   if (!has_geometry()) return std::nullopt;
   if (impl.numel == 0) return 0;
   const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
@@ -428,15 +443,15 @@ std::optional<int64_t> TensorFacts::needed_nbytes() const {
 }
 
 std::optional<int64_t> TensorFacts::first_byte() const {
+  if (nested) return times(nested->range.begin, impl.itemsize);
   if (!has_geometry()) return std::nullopt;
   const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
   return times(range ? std::optional(range->begin / elements_a_byte(impl.dtype)) : std::nullopt,
                impl.itemsize);
 }
 
-std::optional<int64_t> TensorFacts::visible_nbytes() const {
-  if (!has_geometry()) return std::nullopt;
-  return bytes_of(distinct_cells(shape(), stride()), impl);
+std::optional<int64_t> TensorFacts::nbytes_of(std::optional<int64_t> cells) const {
+  return bytes_of(cells, impl);
 }
 
 std::optional<uint64_t> TensorFacts::data_address() const {

@@ -35,6 +35,10 @@ constexpr bool has_inner(Kind kind) {
 // rest. Valid while the outer tensor is alive.
 std::vector<InnerTensor> inner_tensors(const at::TensorBase& tensor, Kind kind);
 
+// Fills in what the components of a strided nested tensor reach together. Follows the pointer of its CPU
+// tensor of sizes; leaves facts.nested unset where that is not readable.
+void read_nested(const c10::TensorImpl& impl, TensorFacts& facts);
+
 // The gradient that autograd keeps for the tensor, or null. Valid while the tensor is alive and its .grad is
 // not set.
 const at::TensorBase* grad_of(const c10::TensorImpl& impl);

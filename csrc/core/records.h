@@ -55,6 +55,11 @@ enum class Absence : uint8_t {
   kStaleGradFn,
   kNoDevice,
   kNoBackend,
+  kUninitialized,
+  kNoAllocator,
+  kForgottenAllocator,
+  kUnregisteredAllocator,
+  kNestedOrder,
 };
 
 // Sizes or strides; on the heap only past six of them. Simpler than c10::SmallVector, whose assign() calls
@@ -160,7 +165,6 @@ struct StorageFacts {
   bool throws_on_read = false;
   bool throws_on_write = false;
   bool has_python_wrapper = false;  // a live torch.UntypedStorage object is one of the owners
-  bool received_from_process = false;
 };
 
 // What the deleter says about who owns the memory.
@@ -185,6 +189,12 @@ struct DataFacts {
   std::unique_ptr<SharedMemoryFacts> shared_memory;
 };
 
+// A strided nested tensor's components together, for it has no geometry of its own.
+struct NestedFacts {
+  int64_t numel = 0;
+  CellRange range;
+};
+
 struct TensorFacts {
   Kind kind = Kind::kUndefined;
   bool has_storage = false;
@@ -192,6 +202,7 @@ struct TensorFacts {
   StorageFacts storage;  // invalid unless has_storage
   DataFacts data;        // invalid unless has_storage
   std::unique_ptr<SymbolicFacts> symbolic;
+  std::optional<NestedFacts> nested;  // set by read_nested() alone
 
   bool has_shape() const { return impl.shape_absence == Absence::kNone; }
   bool has_geometry() const { return has_shape() && impl.stride_absence == Absence::kNone; }
@@ -202,7 +213,7 @@ struct TensorFacts {
   // Bytes from the storage's start to the end of the last element reached: what reading the tensor needs.
   std::optional<int64_t> needed_nbytes() const;
   std::optional<int64_t> first_byte() const;
-  std::optional<int64_t> visible_nbytes() const;  // different bytes reached
+  std::optional<int64_t> nbytes_of(std::optional<int64_t> cells) const;
   // storage pointer + offset x itemsize, what Tensor.data_ptr() answers (0 for a tensor without elements).
   std::optional<uint64_t> data_address() const;
 };

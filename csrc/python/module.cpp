@@ -113,7 +113,12 @@ PyObject* instance_dict(PyObject*, PyObject* object) {
 PyObject* learn_storage_slice(PyObject*, PyObject* object) {
   const at::Tensor* tensor = need_tensor(object);
   if (tensor == nullptr) return nullptr;
-  tensorplay::learn_storage_slice(*tensor->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  const c10::StorageImpl* storage = tensor->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr) {
+    PyErr_SetString(PyExc_ValueError, "learn_storage_slice() needs a tensor with a storage");
+    return nullptr;
+  }
+  tensorplay::learn_storage_slice(*storage);
   return none();
 }
 
@@ -155,7 +160,8 @@ PyMethodDef methods[] = {
      "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, if it has no Python object; "
      "makes none. Else None."},
     {"grad_object", grad_object, METH_O,
-     "grad_object(tensor, /)\n--\n\nAnswer the gradient autograd keeps for a tensor, if it has a Python object "
+     "grad_object(tensor, /)\n--\n\nAnswer the gradient autograd keeps for a tensor, if it has a Python "
+     "object "
      "already. Else None."},
     {"instance_dict", instance_dict, METH_O,
      "instance_dict(object, /)\n--\n\nAnswer an object's own dictionary, or None, without asking its class."},

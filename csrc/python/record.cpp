@@ -1,7 +1,6 @@
 #include "record.h"
 
 #include <ATen/core/TensorBase.h>
-#include <structmember.h>
 
 #include <exception>
 #include <new>
@@ -17,7 +16,15 @@ struct Record {
   PyObject_HEAD TensorFacts facts;
   PythonFacts python;
   PyObject* inner;  // tuple of (role, TensorRecord), or null for none
+  // distinct_cells(), which may take milliseconds: found out once, when first asked for, under the GIL.
+  mutable std::optional<std::optional<int64_t>> distinct;
 };
+
+std::optional<int64_t> distinct(const Record& record) {
+  if (!record.facts.has_geometry()) return std::nullopt;
+  if (!record.distinct) record.distinct = distinct_cells(record.facts.shape(), record.facts.stride());
+  return *record.distinct;
+}
 
 // One of a record's layers: a window on the record, which it keeps alive.
 struct Layer {
@@ -87,39 +94,60 @@ struct Missing {
   Absence why;
 };
 
-std::vector<Missing> missing_fields(const TensorFacts& facts) {
+std::vector<Missing> missing_fields(const Record& record) {
   std::vector<Missing> missing;
+  const TensorFacts& facts = record.facts;
   const ImplFacts& impl = facts.impl;
-  const auto note = [&](const char* field, Absence why) {
-    if (why != Absence::kNone) missing.push_back({field, why});
+  const auto note = [&](std::initializer_list<const char*> fields, Absence why) {
+    if (why == Absence::kNone) return;
+    for (const char* field : fields) missing.push_back({field, why});
   };
   if (impl.shape_absence != Absence::kSymbolic) {
-    for (const char* field : {"impl.shape", "impl.numel", "impl.storage_offset"})
-      note(field, impl.shape_absence);
-    note("impl.stride", impl.stride_absence);
+    note({"impl.shape", "impl.numel", "impl.dim", "impl.storage_offset"}, impl.shape_absence);
+    note({"impl.stride"}, impl.stride_absence);
   }
-  if (!impl.device) note("impl.device", Absence::kNoDevice);
-  if (!impl.backend) note("impl.backend", Absence::kNoBackend);
+  if (!impl.device) note({"impl.device"}, Absence::kNoDevice);
+  if (!impl.backend) note({"impl.backend"}, Absence::kNoBackend);
   if (impl.version_counter == nullptr) {
-    note("impl.version", impl.is_inference ? Absence::kInferenceVersion : Absence::kUndefinedTensor);
+    note({"impl.version", "impl.version_counter"},
+         impl.is_inference ? Absence::kInferenceVersion : Absence::kUndefinedTensor);
   }
-  if (impl.grad_fn_stale) note("impl.is_leaf", Absence::kStaleGradFn);
+  if (impl.grad_fn_stale) note({"impl.is_leaf"}, Absence::kStaleGradFn);
+
+  const Absence geometry = facts.has_shape() ? impl.stride_absence : impl.shape_absence;
   if (!facts.has_storage) {
-    note("storage", Absence::kNoStorage);
-    note("data", Absence::kNoStorage);
+    note({"storage", "data"}, Absence::kNoStorage);
+  } else {
+    if (facts.storage.allocator_type == nullptr) {
+      const Absence why =
+          facts.storage.allocator == nullptr ? Absence::kNoAllocator : Absence::kForgottenAllocator;
+      note({"storage.allocator", "storage.allocator_device"}, why);
+    } else if (!allocator_device_type(facts.storage.allocator)) {
+      note({"storage.allocator_device"}, Absence::kUnregisteredAllocator);
+    }
+    note({"data.data_ptr"}, geometry);
   }
-  if (!facts.has_geometry()) {
-    note("extent", facts.has_shape() ? impl.stride_absence : impl.shape_absence);
-  } else if (!facts.nbytes()) {
-    note("extent.nbytes", Absence::kOverflow);
-    if (!facts.needed_nbytes()) note("extent.needed_nbytes", Absence::kOverflow);
-  } else if (!facts.needed_nbytes()) {
-    note("extent.needed_nbytes", Absence::kOverflow);
-  } else if (!facts.visible_nbytes()) {
-    note("extent.visible_nbytes", Absence::kTooHard);
+
+  if (facts.nested) {
+    note({"extent.visible_nbytes", "extent.contiguous", "extent.memory_format", "extent.self_overlapping",
+          "extent.non_overlapping_and_dense"},
+         Absence::kNestedOrder);
+  } else if (!facts.has_geometry()) {
+    note({"extent"}, geometry);
+    return missing;
   }
-  if (facts.has_geometry() && facts.has_storage && facts.storage.symbolic) {
-    note("extent.storage_nbytes", Absence::kSymbolic);
+  if (!facts.nbytes()) note({"extent.nbytes"}, Absence::kOverflow);
+  if (!facts.needed_nbytes()) {
+    note({"extent.needed_nbytes", "extent.first_byte", "extent.out_of_bounds"}, Absence::kOverflow);
+  }
+  if (!facts.nested && !facts.nbytes_of(distinct(record))) {
+    const Absence why = facts.nbytes() && facts.needed_nbytes() ? Absence::kTooHard : Absence::kOverflow;
+    note({"extent.visible_nbytes", "extent.self_overlapping"}, why);
+  }
+  if (!facts.has_storage) {
+    note({"extent.storage_nbytes", "extent.out_of_bounds"}, Absence::kNoStorage);
+  } else if (facts.storage.symbolic) {
+    note({"extent.storage_nbytes", "extent.out_of_bounds"}, Absence::kSymbolic);
   }
   return missing;
 }
@@ -127,7 +155,7 @@ std::vector<Missing> missing_fields(const TensorFacts& facts) {
 PyObject* absent(const Record& record) {
   PyObject* reasons = PyDict_New();
   if (reasons == nullptr) return nullptr;
-  for (const Missing& missing : missing_fields(record.facts)) {
+  for (const Missing& missing : missing_fields(record)) {
     PyObject* why = interned(absence_reason(missing.why));
     const int failed = why == nullptr ? -1 : PyDict_SetItemString(reasons, missing.field, why);
     Py_XDECREF(why);
@@ -146,7 +174,13 @@ PyObject* absent(const Record& record) {
   {#NAME, layer_field<[](const Record& r) -> PyObject* { BODY }>, nullptr, DOC, nullptr}
 
 bool readable(const TensorFacts& facts) {
-  return facts.has_geometry() && facts.needed_nbytes().has_value();
+  return facts.needed_nbytes().has_value() && facts.first_byte().has_value();
+}
+
+// Answers of one geometry, which a nested tensor has not.
+template <class Answer>
+PyObject* of_geometry(const TensorFacts& facts, Answer answer) {
+  return facts.nested ? none() : answer(facts.shape(), facts.stride());
 }
 
 PyObject* grad_fn(const ImplFacts& impl) {
@@ -304,20 +338,30 @@ PyGetSetDef extent_fields[] = {
     FIELD(storage_nbytes,
           return r.facts.has_storage && !r.facts.storage.symbolic ? integer(r.facts.storage.nbytes) : none();
           , "Bytes the storage has, or None."),
-    FIELD(visible_nbytes, return optional_integer(r.facts.visible_nbytes());, "Different bytes reached."),
+    FIELD(visible_nbytes, return optional_integer(r.facts.nbytes_of(distinct(r)));
+          , "Different bytes reached."),
     FIELD(out_of_bounds,
           if (!r.facts.has_storage || r.facts.storage.symbolic || !readable(r.facts)) return none();
           return boolean(*r.facts.needed_nbytes() > r.facts.storage.nbytes || *r.facts.first_byte() < 0);
           , "Reaches past the storage."),
-    FIELD(contiguous, return boolean(is_contiguous(r.facts.shape(), r.facts.stride()));, "Row-major."),
-    FIELD(memory_format,
-          return interned(memory_format_name(memory_format(r.facts.shape(), r.facts.stride())));
+    FIELD(contiguous,
+          return of_geometry(
+              r.facts, [](DimSpan shape, DimSpan stride) { return boolean(is_contiguous(shape, stride)); });
+          , "Row-major."),
+    FIELD(memory_format, return of_geometry(r.facts,
+                                            [](DimSpan shape, DimSpan stride) {
+                                              return interned(
+                                                  memory_format_name(memory_format(shape, stride)));
+                                            });
           , "contiguous, channels_last, channels_last_3d, permuted (dense, other order) or strided."),
-    FIELD(self_overlapping, const auto cells = distinct_cells(r.facts.shape(), r.facts.stride());
+    FIELD(self_overlapping, const auto cells = distinct(r);
           return cells ? boolean(*cells < r.facts.impl.numel) : none();, "Two indices reach one element."),
-    FIELD(non_overlapping_and_dense,
-          const MemoryFormat format = memory_format(r.facts.shape(), r.facts.stride());
-          return boolean(format != MemoryFormat::kStrided);, "Fills its range, each element once."),
+    FIELD(non_overlapping_and_dense, return of_geometry(r.facts,
+                                                        [](DimSpan shape, DimSpan stride) {
+                                                          return boolean(memory_format(shape, stride) !=
+                                                                         MemoryFormat::kStrided);
+                                                        });
+          , "Fills its range, each element once."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 #undef FIELD
@@ -328,7 +372,11 @@ PyGetSetDef extent_fields[] = {
 // The class decides where the C++ facts alone cannot.
 PyObject* kind(const Record& record) {
   if (record.python.uninitialized) return interned("uninitialized");
-  return interned(kind_name(record.python.fake ? Kind::kFake : record.facts.kind));
+  Kind kind = record.facts.kind;
+  if (record.python.fake) kind = Kind::kFake;
+  // A wrapper that stores itself as a FakeTensor does, and is none.
+  if (kind == Kind::kFake && record.python.id != 0 && !record.python.fake) kind = Kind::kWrapperSubclass;
+  return interned(kind_name(kind));
 }
 
 PyGetSetDef record_fields[] = {
@@ -340,7 +388,8 @@ PyGetSetDef record_fields[] = {
                  , "The c10::StorageImpl, or None."),
     RECORD_FIELD(data, return r.facts.has_storage ? make_layer(data_type, r) : none();
                  , "The at::DataPtr, or None."),
-    RECORD_FIELD(extent, return r.facts.has_geometry() ? make_layer(extent_type, r) : none();
+    RECORD_FIELD(extent,
+                 return r.facts.has_geometry() || r.facts.nested ? make_layer(extent_type, r) : none();
                  , "The bytes reached, or None."),
     RECORD_FIELD(inner, return r.inner == nullptr ? PyTuple_New(0) : Py_NewRef(r.inner);
                  , "(role, TensorRecord) of each tensor this one is made of."),
@@ -433,11 +482,13 @@ PyObject* make_record(const at::TensorBase& tensor, PyObject* object, Py_ssize_t
   new (&record->facts) TensorFacts();
   new (&record->python) PythonFacts();
   record->inner = nullptr;
+  new (&record->distinct) std::optional<std::optional<int64_t>>();
   auto* made = reinterpret_cast<PyObject*>(record);
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   try {
     read_tensor(impl, record->facts);
     if (has_inner(record->facts.kind)) record->inner = read_inner(tensor, record->facts.kind);
+    if (record->facts.kind == Kind::kNested) read_nested(impl, record->facts);
   } catch (const std::exception& error) {
     PyErr_Format(PyExc_RuntimeError, "tensorplay could not read this tensor: %s", error.what());
   }
@@ -446,11 +497,10 @@ PyObject* make_record(const at::TensorBase& tensor, PyObject* object, Py_ssize_t
     Py_DECREF(made);
     return nullptr;
   }
+  if (record->python.uninitialized) {  // its fields hold a shape that means nothing
+    record->facts.impl.shape_absence = record->facts.impl.stride_absence = Absence::kUninitialized;
+  }
   return made;
-}
-
-const TensorFacts* record_facts(PyObject* object) {
-  return Py_TYPE(object) == record_type ? &reinterpret_cast<Record*>(object)->facts : nullptr;
 }
 
 }  // namespace tensorplay::python

@@ -33,8 +33,4 @@ bool init_record_types(PyObject* module);
 // the object's references belong to the probe and its callers. Null with an exception set on failure. Needs
 // the GIL.
 PyObject* make_record(const at::TensorBase& tensor, PyObject* object, Py_ssize_t observer_refs);
-
-// The record inside a TensorRecord, or null (no exception) for any other object.
-const TensorFacts* record_facts(PyObject* object);
-
 }  // namespace tensorplay::python

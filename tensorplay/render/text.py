@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from tensorplay.layers import SEVERITIES, Change, Document, Finding, TensorRecord
+from tensorplay.layers import SEVERITIES, WITH_MEMORY, Change, Document, Finding, TensorRecord
 from tensorplay.render.strides import strides_picture
 from tensorplay.words import bytes_text, describe, plural, shape_text
 
@@ -199,6 +199,8 @@ class _Writer:
         count = f"refcount {python.refcount}"
         if record.impl.use_count > 1 and python.slot_is_self and python.refcount > 0:
             count += ", one of them the impl's: its other owners keep this object alive"
+        elif python.refcount == 0:
+            count += ": a temporary, only this call held it"
         facts = [count]
         if python.has_weakrefs:
             facts.append("has weak references")
@@ -303,9 +305,11 @@ class _Writer:
         data = record.data
         assert data is not None
         where = "null pointer" if data.pointer == 0 else f"{self.name('D', data.pointer)} on {data.device}"
+        extent = record.extent
+        claims = record.kind in WITH_MEMORY and extent is not None and bool(extent.nbytes)
         maker = f" of {data.maker}" if data.maker else ""
         origin = {
-            "none": "nothing to read",
+            "none": "though there are elements to read" if claims else "nothing to read",
             "cpu_allocator": "freed by PyTorch's CPU allocator",
             "borrowed": "borrowed: nobody here frees it",
             "callback": f"foreign memory{maker}, given back by a callback",
@@ -338,8 +342,10 @@ class _Writer:
             facts.append(f"{bytes_text(visible)} visible" + (f" ({share:.3g} of the storage)" if share < 1 else ""))
         facts.append(_order(record))
         if extent.self_overlapping:
-            facts.append("indices overlap: one element is reached by several")
-        return _layer("extent", head, ["; ".join(facts)])
+            steps = zip(record.impl.shape or (), record.impl.stride or (), strict=False)
+            expanded = any(step == 0 and size != 1 for size, step in steps)
+            facts.append(f"{'expanded' if expanded else 'indices overlap'}: several indices reach one element")
+        return _layer("extent", head, ["; ".join(dict.fromkeys(facts))])
 
     def picture(self, record: TensorRecord) -> _Picture | None:
         impl, extent = record.impl, record.extent
@@ -438,11 +444,15 @@ class _Writer:
 
     def summary(self) -> RenderableType:
         document = self.document
-        storages = {r.storage.address: r.storage.nbytes for r in _flat(document.records) if r.storage is not None}
-        total = sum(nbytes for nbytes in storages.values() if isinstance(nbytes, int))
-        text = Text(
-            f"{plural(len(document.records), 'tensor')}, {plural(len(storages), 'storage')}, {bytes_text(total)}: "
-        )
+        storages = {r.storage.address: r for r in _flat(document.records) if r.storage is not None}
+        with_memory = [r.storage.nbytes for r in storages.values() if r.storage and r.data and r.data.pointer]
+        total = sum(nbytes for nbytes in with_memory if isinstance(nbytes, int))
+        counted = [plural(len(document.records), "tensor")]
+        if with_memory or not storages:
+            counted.append(f"{plural(len(with_memory), 'storage')}, {bytes_text(total)}")
+        if others := len(storages) - len(with_memory):
+            counted.append(f"{plural(others, 'storage')} without memory")
+        text = Text(f"{', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
         found = [(f"{count} {severity}", _COLORS[severity]) for severity, count in counts if count]
         for number, (words, style) in enumerate(found):
@@ -491,6 +501,8 @@ def _integers(values: tuple[int | str, ...] | None) -> list[int] | None:
 def _order(record: TensorRecord) -> str:
     extent, impl = record.extent, record.impl
     assert extent is not None
+    if extent.memory_format is None:
+        return record.absent.get("extent.memory_format", "order not known")
     if extent.contiguous:
         return "row-major (contiguous)"
     order = {
@@ -513,7 +525,7 @@ def _notes(record: TensorRecord) -> Iterator[str]:
         yield "grad"
     if record.impl.is_view:
         yield "view"
-    if record.extent is not None and not record.extent.contiguous:
+    if record.extent is not None and record.extent.contiguous is False:
         yield "not row-major"
     if record.data is not None and record.data.maker:
         yield record.data.maker

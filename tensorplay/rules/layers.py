@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorplay.layers import Finding, TensorRecord
 from tensorplay.rules.registry import Rule
-from tensorplay.words import bytes_text, describe
+from tensorplay.words import bytes_text, describe, plural
 
 __all__ = ["DevicesDisagree", "NullPointerWithBytes", "ReachesPastStorage"]
 
@@ -89,31 +89,29 @@ class DevicesDisagree(Rule):
         return bool(_device_conflicts(record.kind, device, backend, label, allocator))
 
     def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
-        """Explain one finding a tensor."""
+        """Explain one finding a cause: tensors whose labels disagree in the same way."""
+        groups: dict[tuple[str, ...], list[TensorRecord]] = {}
         for record in records:
-            if record.storage is None or record.data is None:
-                continue
-            evidence = {
-                "impl_device": record.impl.device,
-                "key_device": record.impl.backend,
-                "data_device": record.data.device,
-                "allocator_device": record.storage.allocator_device,
-                "allocator": record.storage.allocator,
-                "keys": list(record.impl.keys),
-                "kind": record.kind,
-            }
-            conflicts = _device_conflicts(
-                record.kind,
-                record.impl.device,
-                record.impl.backend,
-                record.data.device,
-                record.storage.allocator_device,
-            )
+            groups.setdefault(tuple(_conflicts_of(record)), []).append(record)
+        for conflicts, group in groups.items():
+            record = group[0]
+            assert record.storage is not None and record.data is not None
+            also = f", and {plural(len(group) - 1, 'more tensor')} in the same way" if len(group) > 1 else ""
             yield self.finding(
                 record.name,
                 headline=f"device facts disagree: {conflicts[0]}",
-                subject=describe(record),
-                evidence={**evidence, "conflicts": conflicts},
+                subject=f"{describe(record)}{also}",
+                evidence={
+                    "impl_device": record.impl.device,
+                    "key_device": record.impl.backend,
+                    "data_device": record.data.device,
+                    "allocator_device": record.storage.allocator_device,
+                    "allocator": record.storage.allocator,
+                    "keys": list(record.impl.keys),
+                    "kind": record.kind,
+                    "conflicts": list(conflicts),
+                    "tensors": [r.name for r in group],
+                },
                 why=(
                     "the key set chooses the kernels, the DataPtr the memory they touch: when the two are of different "
                     "devices, kernels read addresses that are not theirs, or write nothing"
@@ -125,6 +123,14 @@ class DevicesDisagree(Rule):
                 ),
                 source=f"read: {_TENSOR_IMPL} device_opt_, key_set_; {_STORAGE_IMPL} data_ptr_, allocator_",
             )
+
+
+def _conflicts_of(record: TensorRecord) -> list[str]:
+    assert record.storage is not None and record.data is not None
+    impl = record.impl
+    return _device_conflicts(
+        record.kind, impl.device, impl.backend, record.data.device, record.storage.allocator_device
+    )
 
 
 def _device_conflicts(

@@ -83,7 +83,7 @@ TEST(LayoutName, every_layout_is_named_as_in_python) {
   EXPECT_EQ(layout_name(c10::kSparseCsc), "sparse_csc");
   EXPECT_EQ(layout_name(c10::kSparseBsr), "sparse_bsr");
   EXPECT_EQ(layout_name(c10::kSparseBsc), "sparse_bsc");
-  EXPECT_EQ(layout_name(c10::kMkldnn), "mkldnn");
+  EXPECT_EQ(layout_name(c10::kMkldnn), "_mkldnn");
   EXPECT_EQ(layout_name(c10::kJagged), "jagged");
 }
 

@@ -102,7 +102,7 @@ TensorFacts ask_everything(const at::Tensor& tensor) {
   grad_of(impl);
   impl_data(impl, facts);
   facts.needed_nbytes();
-  facts.visible_nbytes();
+  facts.nbytes_of(distinct_cells(facts.shape(), facts.stride()));
   facts.data_address();
   node_name(facts.impl);
   key_names(facts.impl.keys);

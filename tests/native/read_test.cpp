@@ -104,7 +104,6 @@ TEST_P(EveryKind, extents_agree_with_aten) {
   if (!facts.has_geometry()) {
     EXPECT_EQ(facts.needed_nbytes(), std::nullopt);
     EXPECT_EQ(facts.first_byte(), std::nullopt);
-    EXPECT_EQ(facts.visible_nbytes(), std::nullopt);
     EXPECT_EQ(facts.data_address(), std::nullopt);
     return;
   }
@@ -160,7 +159,6 @@ TEST_P(EveryKind, storage_agrees_with_c10) {
   EXPECT_EQ(out.resizable, impl.resizable());
   EXPECT_EQ(out.has_materializer, impl.has_materializer());
   EXPECT_FALSE(out.has_python_wrapper);
-  EXPECT_FALSE(out.received_from_process);
 }
 
 TEST_P(EveryKind, data_agrees_with_the_data_ptr) {
@@ -209,7 +207,7 @@ void expect_equal(const TensorFacts& a, const TensorFacts& b) {
   const auto storage = [](const StorageFacts& f) {
     return std::tuple(f.address, f.type, f.nbytes, f.symbolic, f.use_count, f.weak_count, f.allocator,
                       f.allocator_type, f.resizable, f.copy_on_write, f.has_materializer, f.throws_on_read,
-                      f.throws_on_write, f.has_python_wrapper, f.received_from_process);
+                      f.throws_on_write, f.has_python_wrapper);
   };
   const auto data = [](const DataFacts& f) {
     return std::tuple(f.pointer, f.context, f.deleter, f.device, f.origin, f.maker);

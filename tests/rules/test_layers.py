@@ -119,6 +119,32 @@ def test_tp101_is_silent_where_the_facts_agree(devices):
     assert not load_rule("TP101").suspects(with_devices(*devices))
 
 
+@given(
+    types=st.tuples(*[st.sampled_from(["cpu", "cuda", "meta"])] * 4),
+    index=st.sampled_from(["", ":0"]),
+    registered=st.booleans(),
+)
+@settings(deadline=None)
+def test_tp101_on_random_labels(types, index, registered):
+    device, backend, label, allocator = types
+    named = {kind: kind if kind == "cpu" else kind + index for kind in types}
+    record = with_devices(named[device], backend, named[label], allocator if registered else None)
+    facts = {device, backend, label} | ({allocator} if registered else set())
+
+    assert load_rule("TP101").suspects(record) == (len(facts) > 1)
+
+
+def test_tp101_is_one_finding_for_what_disagrees_in_one_way():
+    objs = {
+        "a": helpers.key_set_of_another_device(), "b": helpers.key_set_of_another_device(), "healthy": torch.ones(3),
+    }  # fmt: skip
+
+    finding = the_finding(objs)
+
+    assert finding.evidence["tensors"] == ["a", "b"]
+    assert finding.subject == "float32[3], and 1 more tensor in the same way"
+
+
 def test_tp101_is_silent_in_transforms():
     found = []
     for transform in (torch.func.vmap, torch.func.grad, torch.func.functionalize):
@@ -214,6 +240,16 @@ def test_tp102_random_storage_and_view_agree_with_the_bytes(keep, start, size, s
     assert loud({"view": view}) == (["TP102"] if reaches > keep else [])
 
 
+def test_tp102_nested_tensor_over_a_shrunk_storage_fires():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    assert loud({"nested": nested}) == []
+    nested.untyped_storage().resize_(16)
+
+    finding = the_finding({"nested": nested})
+
+    assert (finding.code, finding.evidence["needed_nbytes"], finding.evidence["storage_nbytes"]) == ("TP102", 72, 16)
+
+
 # -- TP103 null pointer with bytes
 
 
@@ -224,6 +260,30 @@ def test_tp103_null_pointer_fires():
     assert finding.evidence["storage_pointer"] == 0
     assert finding.evidence["storage_nbytes"] == 16
     assert finding.evidence["needed_nbytes"] == 16
+
+
+@given(claimed=st.integers(0, 64), first=st.integers(0, 4), count=st.integers(0, 8), null=st.booleans())
+@settings(deadline=None)
+def test_tp103_on_random_storages(claimed, first, count, null):
+    source = torch.zeros(16)
+    pointer = 0 if null else source.data_ptr()
+    storage = torch._C._construct_storage_from_data_pointer(pointer, torch.device("cpu"), claimed)
+    needed = 4 * (first + count) if count else 0
+    # set_() refuses a geometry that reaches past its storage, and a bare shrink takes the pointer's claim away.
+    x = torch.empty(0).set_(storage, first, (count,)) if needed <= claimed else torch.empty(0)
+
+    assert loud({"x": x}) == (["TP103"] if null and count and needed <= claimed else [])
+
+
+def test_tp103_in_a_subclass_that_carries_its_data():
+    class Carrier(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError(f"the probe ran {func}")
+
+    x = torch.Tensor._make_subclass(Carrier, helpers.null_pointer())
+
+    assert loud({"x": x}) == ["TP103"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -56,7 +57,7 @@ KINDS = [
     (
         "mkldnn",
         lambda: X.to_mkldnn(),
-        {"kind": "mkldnn", "impl.layout": "mkldnn", "impl.stride": None, "storage": None},
+        {"kind": "mkldnn", "impl.layout": "_mkldnn", "impl.stride": None, "storage": None},
     ),
     (
         "quantized",
@@ -68,13 +69,26 @@ KINDS = [
     ("wrapper", lambda: helpers.Wrapper(X), {"kind": "wrapper_subclass", "data.pointer": 0, "storage.nbytes": 96}),
     ("two tensors", lambda: TwoTensor(X, X.clone()), {"kind": "wrapper_subclass", "python.type": "TwoTensor"}),
     ("functional", lambda: torch._to_functional_tensor(X), {"kind": "functional", "data.pointer": 0}),
-    ("uninitialized", lambda: torch.nn.LazyLinear(3).weight, {"kind": "uninitialized", "impl.numel": 0}),
+    ("uninitialized", lambda: torch.nn.LazyLinear(3).weight, {"kind": "uninitialized", "impl.numel": None}),
     ("0 dimensions", lambda: torch.tensor(3.0), {"impl.dim": 0, "impl.shape": (), "extent.nbytes": 4}),
     ("9 dimensions", lambda: torch.ones([1] * 8 + [2]), {"impl.dim": 9, "impl.numel": 2}),
     ("scalar type", lambda: torch.empty(2, dtype=torch.float8_e4m3fn), {"impl.dtype": "float8_e4m3fn"}),
 ]
 NESTED = [
-    ("nested", torch.strided, {"kind": "nested", "impl.shape": None, "impl.stride": None, "storage.nbytes": 72}),
+    (
+        "nested",
+        torch.strided,
+        {
+            "kind": "nested",
+            "impl.shape": None,
+            "impl.stride": None,
+            "storage.nbytes": 72,
+            "extent.nbytes": 72,
+            "extent.first_byte": 0,
+            "extent.needed_nbytes": 72,
+            "extent.contiguous": None,
+        },
+    ),
     ("jagged", torch.jagged, {"kind": "nested_jagged", "impl.is_symbolic": True, "data.pointer": 0}),
 ]
 
@@ -95,9 +109,8 @@ def check_record(tensor: torch.Tensor, facts: dict[str, object]) -> None:
 
 
 # Fields whose None is an answer by itself: there is none.
-MAY_BE_NONE = {"impl.base", "impl.creation_meta", "impl.grad_fn", "impl.version_counter", "python.module",
-               "storage.allocator", "storage.allocator_device", "storage.shared_memory", "data.context",
-               "data.deleter", "data.maker", "python", "impl.dim"}  # fmt: skip
+MAY_BE_NONE = {"impl.base", "impl.creation_meta", "impl.grad_fn", "python.module", "storage.shared_memory",
+               "data.context", "data.deleter", "data.maker", "python"}  # fmt: skip
 
 
 def check_absences(record: TensorRecord) -> None:
@@ -109,12 +122,7 @@ def check_absences(record: TensorRecord) -> None:
             missing.add(layer)
             continue
         missing |= {f"{layer}.{f}" for f in value.__struct_fields__ if getattr(value, f) is None}
-    unexplained = missing - MAY_BE_NONE - set(record.absent)
-    if record.storage is None or isinstance(record.storage.nbytes, str):
-        unexplained -= {"extent.storage_nbytes", "extent.out_of_bounds"}
-    if record.data is not None and record.extent is None:
-        unexplained -= {"data.data_ptr"}
-    assert not unexplained
+    assert not missing - MAY_BE_NONE - set(record.absent)
     assert not [field for field in record.absent if field.count(".") == 1 and field not in missing]
     assert all(record.absent.values())
     for inner in record.inner:
@@ -263,3 +271,38 @@ def test_wrapped_parameter_state_is_msgspec_data(count):
     again = msgspec.json.decode(msgspec.json.encode(record), type=TensorRecord)
 
     assert again == record
+
+
+def test_layout_is_read_from_the_keys_of_wrappers_too():
+    with FakeTensorMode() as mode:
+        sparse = mode.from_tensor(torch.eye(3).to_sparse())
+    opaque = torch.eye(3).to_mkldnn()
+    functional = torch._to_functional_tensor(torch.eye(3).to_sparse())
+
+    layouts = [tp.inspect(x, quiet=True).records[0].impl.layout for x in (sparse, opaque, functional)]
+
+    assert [f"torch.{layout}" for layout in layouts] == [str(sparse.layout), str(opaque.layout), "torch.sparse_coo"]
+
+
+def test_wrapper_that_stores_itself_as_a_fake_tensor_does_is_none():
+    class Meta(helpers.Wrapper):
+        @staticmethod
+        def __new__(cls, elem):
+            return torch.Tensor._make_subclass(cls, elem, device_for_backend_keys=torch.device("cpu"))
+
+    assert C.read(Meta(torch.empty(3, device="meta"))).kind == "wrapper_subclass"
+
+
+def test_batched_over_nested_has_no_shape_of_its_own():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    found = []
+
+    def look(x):
+        found.append(tp.inspect(x, quiet=True).records[0])
+        return x
+
+    torch.func.vmap(look)(nested)
+
+    assert (found[0].kind, found[0].impl.shape) == ("batched", None)
+    assert found[0].absent["impl.shape"].startswith("a nested tensor has a shape for each component")
+    check_absences(found[0])

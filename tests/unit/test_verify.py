@@ -61,6 +61,24 @@ def test_released_storage_is_inconsistent():
     assert "not consistent" in str(verdict)
 
 
+def test_null_pointer_with_bytes_is_inconsistent():
+    verdict = tp.verify_data_ptr_consistency(helpers.null_pointer())
+
+    assert not verdict
+    assert verdict.reasons == ("the pointer is null, the storage says it has 16 B",)
+    assert [finding.code for finding in verdict.findings] == ["TP103"]
+
+
+def test_nested_tensor_over_a_shrunk_storage_is_inconsistent():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    assert tp.verify_data_ptr_consistency(nested).reasons == ("bytes 0 to 71 are inside the storage of 72 B",)
+    nested.untyped_storage().resize_(16)
+
+    assert tp.verify_data_ptr_consistency(nested).reasons == (
+        "the last byte reached is number 71, the storage has 16 B",
+    )
+
+
 def test_strict_raises_the_reason():
     view, _ = helpers.released()
 
