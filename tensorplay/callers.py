@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import linecache
+import os
 import sys
+import time
+import tokenize
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from tensorplay.layers import Where
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 __all__ = ["Caller", "shorten"]
 
 _LONGEST_NAME = 48
 # Written out in the call: their text would only make every path longer.
 _NAMELESS = (
+    ast.Constant,
     ast.Dict,
     ast.List,
     ast.Tuple,
@@ -35,6 +37,18 @@ _NAMELESS = (
 )
 _ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check",
            "verify_data_ptr_consistency")  # fmt: skip
+
+
+def _process_start() -> float:
+    """Answer when this process began, by the clock of file times, or now where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) + 1
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+_PROCESS_START = _process_start()
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -53,8 +67,8 @@ class Caller(msgspec.Struct, frozen=True):
     @classmethod
     def of_function(cls, function: object) -> Caller | None:
         """Describe where a function is defined; None for a callable without Python code."""
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        return None if code is None else cls(code, 0, code.co_firstlineno, "definition")
+        code = _code_of(function)
+        return None if code is None else cls(code, 0, _head(code)[0], "definition")
 
     @property
     def file(self) -> str:
@@ -64,7 +78,7 @@ class Caller(msgspec.Struct, frozen=True):
     def span(self) -> tuple[int, int]:
         """Answer the first and the last line of the call, or of the head of the definition."""
         if self.source == "definition":
-            return self.line, self.line
+            return self.code.co_firstlineno, _head(self.code)[1]
         found = self._position()
         if found is not None:
             return found[0], found[1]
@@ -81,14 +95,13 @@ class Caller(msgspec.Struct, frozen=True):
         return found[0], found[1], found[2], found[3]
 
     def _call(self) -> ast.Call | None:
-        """Find the call in its source, where there is source."""
+        """Find the call in its source, where there is source and it is plainly a call of one of our functions."""
         position = self._position()
         try:
             if position is None or position[2] is None:
-                tree = ast.parse("".join(linecache.getlines(self.file)))
-                calls = [node for node in ast.walk(tree) if _is_call_of_ours(node)]
-                around = [call for call in calls if call.lineno <= self.line <= (call.end_lineno or call.lineno)]
-                return around[0] if len(around) == 1 else None
+                mentions = _mentions_of_ours(tuple(linecache.getlines(self.file)))
+                around = [node for node in mentions if node.lineno <= self.line <= (node.end_lineno or node.lineno)]
+                return around[0] if len(around) == 1 and isinstance(around[0], ast.Call) else None
             first, last, start, end = position
             raw = [linecache.getline(self.file, number).encode() for number in range(first, last + 1)]
             raw[-1] = raw[-1][:end]
@@ -96,17 +109,18 @@ class Caller(msgspec.Struct, frozen=True):
             expression = ast.parse(b"".join(raw).decode(errors="replace").strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError):
             return None
-        return expression if isinstance(expression, ast.Call) else None
+        return expression if isinstance(expression, ast.Call) and _is_ours(expression.func) else None
 
     def where(self, name: str) -> Where:
         """Answer the place, for a finding about one of the tensors handed in there."""
         function = None if self.code.co_name == "<module>" else self.code.co_name
-        return Where(name=name, file=shorten(self.file), line=self.span()[0], function=function, source=self.source)
+        line = self.line if self.source == "definition" else self.span()[0]
+        return Where(name=name, file=shorten(self.file), line=line, function=function, source=self.source)
 
     def argument(self, fallback: str, index: int = 0) -> str:
         """Answer the source text of one of the call's arguments, or the fallback where it is not plain to see."""
         call = self._call()
-        if call is None or index >= len(call.args):
+        if call is None or index >= len(call.args) or _edited(self.file):
             return fallback
         if any(isinstance(argument, ast.Starred) for argument in call.args[: index + 1]):
             return fallback
@@ -119,12 +133,55 @@ class Caller(msgspec.Struct, frozen=True):
         return name if len(name) <= _LONGEST_NAME else fallback
 
 
-def _is_call_of_ours(node: ast.AST) -> TypeGuard[ast.Call]:
-    """Tell whether a node calls one of our functions; a name it was imported under goes unseen."""
-    if not isinstance(node, ast.Call):
-        return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-    return name in _ASKING
+def _code_of(function: object) -> types.CodeType | None:
+    """Find the Python code that runs when an object is called; None where it is not plain to see."""
+    try:
+        function = inspect.unwrap(function)  # type: ignore[arg-type]
+        while isinstance(function, functools.partial):
+            function = inspect.unwrap(function.func)
+    except ValueError:  # it wraps itself
+        return None
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
+
+
+def _head(code: types.CodeType) -> tuple[int, int]:
+    """Answer the line of a function's `def`, which decorators precede, and that of the colon after it."""
+    first = code.co_firstlineno
+    if not linecache.getline(code.co_filename, first).lstrip().startswith(("@", "def ", "async ")):
+        return first, first  # a lambda, or the file is gone
+    lines = iter(linecache.getlines(code.co_filename)[first - 1 :])
+    defined, depth = 0, 0
+    try:
+        for token in tokenize.generate_tokens(lambda: next(lines, "")):
+            if token.type == tokenize.OP:
+                depth += (token.string in "([{") - (token.string in ")]}")
+            if token.string == "def" and not defined:
+                defined = first + token.start[0] - 1
+            elif token.string == ":" and defined and not depth:
+                return defined, first + token.start[0] - 1
+    except (tokenize.TokenError, SyntaxError):
+        pass
+    return first, first
+
+
+def _edited(file: str) -> bool:
+    """Tell whether a file was changed after this process began: what runs may have been another text."""
+    entry = linecache.cache.get(file)
+    return entry is not None and len(entry) == 4 and entry[1] is not None and entry[1] > _PROCESS_START
+
+
+@functools.lru_cache(maxsize=32)
+def _mentions_of_ours(lines: tuple[str, ...]) -> list[ast.expr]:
+    """Find the calls of our functions in a file, and where one is named without being called."""
+    nodes = list(ast.walk(ast.parse("".join(lines))))
+    calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    return [calls.get(id(node), node) for node in nodes if isinstance(node, ast.expr) and _is_ours(node)]
+
+
+def _is_ours(node: ast.expr) -> bool:
+    """Tell whether an expression names one of our functions; a name it was imported under goes unseen."""
+    return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)) in _ASKING
 
 
 def shorten(file: str) -> str:

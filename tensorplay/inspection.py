@@ -18,7 +18,7 @@ from tensorplay.errors import InconsistentTensor
 from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.registry import record_rules
-from tensorplay.selection import select_findings
+from tensorplay.selection import lenient_config, select_findings
 from tensorplay.walk import find_tensors
 from tensorplay.words import bytes_text
 
@@ -305,7 +305,7 @@ def _answer(reads: list[Read], caller: Caller, *, report_unused: bool, **fields:
     if not suspects and not report_unused:
         return Report(reads, (), caller=caller, **fields)
     reads = name_roots(reads, caller)
-    selection = select_findings(_explain(suspects), caller=caller)
+    selection = select_findings(_explain(suspects), caller=caller, config=lenient_config(caller))
     return Report(reads, selection.findings, **fields, **selection.fields())
 
 

@@ -322,7 +322,7 @@ class UnusedIgnore(msgspec.Struct, frozen=True, kw_only=True):
     """An inline ignore on the line that asked, which suppressed nothing."""
 
     code: str
-    """The code it names."""
+    """The code it names; ``no code`` for a comment that names none, which suppresses nothing."""
     file: str
     """Where it stands."""
     line: int

@@ -1,15 +1,20 @@
 """Which findings are shown: the configuration, the caller's choice, and comments in the code.
 
 A comment ``# tensorplay: ignore[TP102] the reason`` on a line that a finding points at, or on the line that asked,
-silences that code there. What was silenced is counted, and a comment that silenced nothing is reported.
+silences that code there. What was silenced is counted, and a comment that silenced nothing is reported: so is one that
+names no code.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
+import os
 import re
 import sys
+import tokenize
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +32,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Config", "Selection", "load_config", "select_findings"]
+__all__ = ["Config", "Selection", "lenient_config", "load_config", "select_findings"]
 
-_IGNORE = re.compile(r"#\s*tensorplay:\s*ignore\[([^\]]*)\]\s*(.*)")
+_IGNORE = re.compile(r"#\s*tensorplay:\s*ignore\b\s*(?:\[([^\]]*)\])?\s*(.*)")
+_NO_CODE = "no code"
 
 
 class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
@@ -49,6 +55,7 @@ class _Project(msgspec.Struct, frozen=True):
 
 
 _configs: dict[Path, tuple[float, Config]] = {}
+_warned: set[str] = set()
 
 
 def load_config(start: Path | None = None) -> Config:
@@ -63,21 +70,32 @@ def load_config(start: Path | None = None) -> Config:
         return Config()
     for candidate in (folder, *folder.parents):
         path = candidate / "pyproject.toml"
-        if path.is_file():
+        if os.path.isfile(path):  # False, too, where the folder may not be read
             return _read_config(path)
     return Config()
 
 
-def _read_config(path: Path) -> Config:
-    changed = path.stat().st_mtime
-    known = _configs.get(path)
-    if known is not None and known[0] == changed:
-        return known[1]
+def lenient_config(caller: Caller) -> Config:
+    """Read the configuration for a call that must not fail for it: where it is wrong, warn once and use none."""
     try:
+        return load_config()
+    except TargetError as error:
+        if str(error) not in _warned:
+            _warned.add(str(error))
+            warnings.warn_explicit(f"{error}; the defaults count", UserWarning, caller.file, caller.line)
+        return Config()
+
+
+def _read_config(path: Path) -> Config:
+    try:
+        changed = path.stat().st_mtime
+        known = _configs.get(path)
+        if known is not None and known[0] == changed:
+            return known[1]
         project = tomllib.loads(path.read_text(encoding="utf-8"))
         config = msgspec.convert(project, _Project).tool.tensorplay
         check_selectors((*config.select, *config.ignore))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:  # of TOML, of UTF-8 and of msgspec: all are ValueErrors
         raise TargetError(f"{path}: [tool.tensorplay] is not valid: {error}") from error
     _configs[path] = (changed, config)
     return config
@@ -101,7 +119,7 @@ def select_findings(
     select: Sequence[str] | None = None,
     ignore: Sequence[str] | None = None,
     caller: Caller | None = None,
-    report_unused: bool = True,
+    config: Config | None = None,
 ) -> Selection:
     """Sort findings into shown and suppressed.
 
@@ -110,17 +128,16 @@ def select_findings(
         select: codes or families to show, in place of the configuration's.
         ignore: codes or families to hide, in place of the configuration's.
         caller: the line that asked; its comment counts for every finding without a line of its own.
-        report_unused: whether to read the caller's comment even when there is no finding.
+        config: the configuration; the project's where None.
 
     Raises:
         UnknownCode: a selector names no rule.
-        TargetError: pyproject.toml is not valid.
+        TargetError: pyproject.toml is not valid and no configuration was given.
     """
     chosen = [[s] if isinstance(s, str) else s for s in (select, ignore) if s is not None]
     check_selectors(itertools.chain(*chosen))
-    if not findings and not report_unused:
-        return Selection(())
-    config = load_config() if select is None or ignore is None else Config()
+    if config is None:
+        config = load_config() if select is None or ignore is None else Config()
     select = config.select if select is None else [select] if isinstance(select, str) else select
     ignore = config.ignore if ignore is None else [ignore] if isinstance(ignore, str) else ignore
     placed = [_placed(finding, caller) for finding in findings]
@@ -170,11 +187,29 @@ def _comments(caller: Caller | None) -> list[_Comment]:
 def _comments_at(file: str | None, first: int | None, last: int | None) -> list[_Comment]:
     if file is None or first is None or last is None:
         return []
+    lines = linecache.getlines(file)
+    if not any(_IGNORE.search(line) for line in lines[first - 1 : last]):
+        return []
+    comments = _real_comments(tuple(lines))
     found = []
     for line in range(first, last + 1):
-        match = _IGNORE.search(linecache.getline(file, line))
+        match = _IGNORE.search(comments.get(line, ""))
         if match:
             reason = match[2].strip() or None
-            codes = [code.strip() for code in match[1].split(",") if code.strip()]
-            found += [_Comment(code, file, line, reason) for code in codes]
+            codes = [code.strip().upper() for code in (match[1] or "").split(",") if code.strip()]
+            found += [_Comment(code, file, line, reason) for code in codes or [_NO_CODE]]
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def _real_comments(lines: tuple[str, ...]) -> dict[int, str]:
+    """Find a file's comments by line; text inside a string is none."""
+    found = {}
+    rest = iter(lines)
+    try:
+        for token in tokenize.generate_tokens(lambda: next(rest, "")):
+            if token.type == tokenize.COMMENT:
+                found[token.start[0]] = token.string
+    except (tokenize.TokenError, SyntaxError):  # what comes before is known
+        pass
     return found

@@ -121,15 +121,15 @@ def rule_page(code: str) -> str:
 
 
 def selects(selectors: Iterable[str], code: str) -> bool:
-    """Tell whether one of the selectors (``TP102``, ``TP1``, ``ALL``) names the code."""
-    return any(selector == "ALL" or code.startswith(selector) for selector in selectors)
+    """Tell whether one of the selectors (``TP102``, ``TP1``, ``ALL``, in any case) names the code."""
+    return any(name == "ALL" or code.startswith(name) for name in map(str.upper, selectors))
 
 
 def check_selectors(selectors: Iterable[str]) -> None:
     """Raise UnknownCode for a selector that names no code."""
     for selector in selectors:
         # A family without rules yet (TP5) is a valid selector: a configuration may name it ahead.
-        family = len(selector) == 3 and selector.startswith("TP") and selector[2].isdigit()
+        family = len(selector) == 3 and selector.upper().startswith("TP") and selector[2] in "0123456789"
         if selector and (family or any(selects([selector], code) for code in all_codes())):
             continue
         raise UnknownCode(f"{selector!r} names no rule; there are {', '.join(all_codes())}")

@@ -42,7 +42,16 @@ def test_codes_and_families_choose(sick, kwargs, shown):
     assert sum(entry.count for entry in report.document.suppressed) == 2 - len(shown)
 
 
-@pytest.mark.parametrize("selector", ["TP999", "XX", "", "102", "tp102"])
+def test_codes_may_be_written_in_lower_case(sick, tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.tensorplay]\nignore = ["tp103"]\n')
+
+    assert codes(tp.check(sick, select=["tp1"])) == ["TP102"]
+    assert codes(tp.check(sick, ignore=["tp102"])) == ["TP103"]
+    assert codes(tp.check(sick, select=["all"], ignore=["tp5"])) == ["TP102", "TP103"]
+    assert codes(tp.check(sick)) == []  # tensorplay: ignore[tp102]
+
+
+@pytest.mark.parametrize("selector", ["TP999", "XX", "", "102", "tp102x"])
 def test_unknown_code_is_refused_with_the_list(sick, selector):
     with pytest.raises(tp.UnknownCode, match="names no rule; there are TP101, TP102"):
         tp.check(sick, ignore=[selector])
@@ -84,6 +93,22 @@ def test_project_file_that_is_wrong_is_named(sick, tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["[tool.tensorplay\n", "[tool.tensorplay]\nignor = []\n", "x = " + "[" * 5000, "\xff"])
+def test_inspect_goes_on_without_a_project_file_that_is_wrong(sick, tmp_path, recwarn, text):
+    (tmp_path / "pyproject.toml").write_text(text, encoding="latin-1")
+
+    report = tp.inspect(sick["view"])
+    tp.inspect(sick["view"], quiet=True)
+    tp.inspect_data_ptr(sick["view"])
+    tp.verify_data_ptr_consistency(sick["view"])
+
+    assert codes(report) == ["TP102"]
+    (warning,) = recwarn
+    assert "pyproject.toml: [tool.tensorplay] is not valid" in str(warning.message)
+    assert "\n" not in str(warning.message)
+    assert warning.filename == __file__
+
+
 def test_comment_on_the_line_that_asks_silences_its_code_there(sick):
     report = tp.check(sick)  # tensorplay: ignore[TP102] released on purpose
 
@@ -112,8 +137,18 @@ def test_comment_that_silences_nothing_is_reported():
     assert "unused ignore[TP102] at" in str(report)
 
 
-def test_comment_without_a_code_silences_nothing(sick):
-    assert codes(tp.check(sick)) == ["TP102", "TP103"]  # tensorplay: ignore
+def test_comment_without_a_code_silences_nothing_and_is_reported(sick):
+    report = tp.check(sick)  # tensorplay: ignore
+
+    assert codes(report) == ["TP102", "TP103"]
+    assert [unused.code for unused in report.document.unused_ignores] == ["no code"]
+
+
+def test_text_in_a_string_is_no_comment(sick):
+    report = tp.check(sick, select="TP102 # tensorplay: ignore[TP102]"[:5])
+
+    assert codes(report) == ["TP102"]
+    assert report.document.unused_ignores == ()
 
 
 def test_finding_says_which_line_asked(sick):
