@@ -196,8 +196,8 @@ def docstring(value: object) -> str:
 
 def cli_page() -> str:
     """Answer the reference of the commands, from their help."""
-    exits = "Exit codes: 0 nothing at or above `--fail-on`, 1 findings, 2 wrong usage or an error of the tool."
-    parts = ["# Commands\n", f"Generated from `--help`. {exits}\n"]
+    exits = "Exit codes: 0 nothing at or above `--fail-on`, 1 findings, 2 wrong usage or an error of the tool,"
+    parts = ["# Commands\n", f"Generated from `--help`. {exits}\n130 interrupted.\n"]
     context = click.Context(cli, info_name="tensorplay", terminal_width=100)
     for name, command in sorted(cli.commands.items()):
         sub = click.Context(command, info_name=name, parent=context, terminal_width=100)

@@ -202,7 +202,9 @@ class Report:
         return render(self.document, width=width, color=color, ascii=ascii, addresses=addresses)
 
     def __str__(self) -> str:
-        return self.text()
+        # print() encodes for standard output, and raises for a character that it does not have.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        return self.text(ascii=not encoding.lower().startswith("utf"))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))  # what IPython shows for a cell's last line

@@ -1,6 +1,6 @@
 """The command line. Results go to stdout, everything else to stderr.
 
-Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 wrong usage or an error of the tool.
+Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 wrong usage or an error of the tool, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tensorplay.cli.check import check
 from tensorplay.cli.demo import demo
 from tensorplay.cli.doctor import doctor
 from tensorplay.cli.explain import explain
+from tensorplay.cli.output import escaped, message_of
 from tensorplay.errors import TensorPlayError
 
 __all__ = ["main"]
@@ -31,18 +32,25 @@ for command in (check, explain, doctor, demo):
 
 
 def main() -> None:
-    """Run the command line; every error of ours is one line and exit code 2."""
+    """Run the command line; whatever ends it early is one line."""
     try:
-        cli(standalone_mode=True)
-    except TensorPlayError as error:
-        click.echo(str(error) if str(error).startswith("tensorplay:") else f"tensorplay: {error}", err=True)
+        sys.exit(cli.main(standalone_mode=False))
+    except click.Abort:
+        _stop("interrupted", 130)
+    except click.ClickException as error:
+        error.show()
         sys.exit(2)
+    except TensorPlayError as error:
+        _stop(str(error))
     except Exception as error:
         if os.environ.get("TENSORPLAY_DEBUG"):
             raise
-        click.echo(
-            f"tensorplay: internal error in version {__version__}, {type(error).__name__}: {error}. This is a "
-            "bug of the tool: run again with TENSORPLAY_DEBUG=1 and report the traceback",
-            err=True,
+        _stop(
+            f"internal error in version {__version__}, {message_of(error)}. This is a bug of the tool: run again with "
+            "TENSORPLAY_DEBUG=1 and report the traceback"
         )
-        sys.exit(2)
+
+
+def _stop(message: str, code: int = 2) -> None:
+    click.echo(f"tensorplay: {escaped(message.removeprefix('tensorplay: '))}", err=True)
+    sys.exit(code)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tensorplay.cli.output import stdout_text
+from tensorplay.cli.output import print_report, print_text
 from tensorplay.cli.target import call_target, load_target
 from tensorplay.errors import TargetError
 
@@ -49,14 +49,22 @@ def check(
     MODULE:FACTORY is package.module:function or file.py:function; the function takes no argument.
     """
     to_file = output is not None and str(output) != "-"
+    if to_file and output is not None and output.is_dir():  # click refuses folders, but not the empty name
+        raise TargetError("-o needs the name of a file, or - for stdout")
     if to_file and output is not None and output.exists() and not force:
         raise TargetError(f"{output} exists: add --force to overwrite it")
     from tensorplay.callers import Caller
     from tensorplay.inspection import check_at
     from tensorplay.layers import SEVERITIES
+    from tensorplay.rules.registry import all_codes, check_selectors, selects
     from tensorplay.selection import load_config
 
     config = load_config()
+    check_selectors((*select, *ignore))
+    chosen = select or config.select
+    if not any(selects(chosen, code) for code in all_codes()):
+        named = ", ".join(chosen) or "an empty select"
+        click.echo(f"tensorplay: no rule is in {named} yet: nothing can be found", err=True)
     factory = load_target(target)
     objs: Any = call_target(target, factory)
     report = check_at(
@@ -72,12 +80,14 @@ def check(
     if to_file and output is not None:
         text = report.to_json() if output_format == "json" else report.text(addresses=addresses)
         try:
-            output.write_text(text + "\n", encoding="utf-8")
+            output.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise TargetError(f"cannot write {output}: {error.strerror}") from error
         click.echo(f"wrote {output}", err=True)
+    elif output_format == "json":
+        print_text(report.to_json().encode())  # UTF-8 whatever the terminal's
     else:
-        click.echo(report.to_json() if output_format == "json" else stdout_text(report, addresses=addresses))
+        print_report(report, addresses=addresses)
     limit = SEVERITIES.index(fail_on or config.fail_on)
     failed = any(SEVERITIES.index(finding.severity) <= limit for finding in report.findings)
     sys.exit(1 if failed and not exit_zero else 0)

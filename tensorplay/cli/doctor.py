@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import click
 
 from tensorplay import __version__
+from tensorplay.cli.output import escaped, print_text
 
 __all__ = ["doctor"]
 
@@ -19,7 +20,7 @@ def doctor() -> None:
     healthy = True
     for ok, name, value in _examine():
         healthy = healthy and ok
-        click.echo(f"{'ok  ' if ok else 'FAIL'} {name:<12} {value}")
+        print_text(f"{'ok  ' if ok else 'FAIL'} {name:<12} {escaped(value)}")
     sys.exit(0 if healthy else 2)
 
 

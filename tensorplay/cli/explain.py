@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from tensorplay.cli.output import print_text
+
 __all__ = ["explain"]
 
 
@@ -18,11 +20,11 @@ def explain(code: str | None) -> None:
     if code is None:
         for known in all_codes():
             entry = code_entry(known)
-            click.echo(f"{known}  {entry.severity:<8} {entry.name}")
+            print_text(f"{known}  {entry.severity:<8} {entry.name}")
         return
     page = rule_page(code.upper())
-    if not sys.stdout.isatty():
-        click.echo(page, nl=False)
+    if sys.stdout is None or not sys.stdout.isatty():
+        print_text(page.rstrip("\n"))
         return
     from rich.console import Console
     from rich.markdown import Markdown

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
+from tensorplay.cli.output import message_of
 from tensorplay.errors import TargetError
 
 __all__ = ["call_target", "load_target"]
@@ -33,6 +36,8 @@ def load_target(target: str) -> Callable[[], Any]:
         except AttributeError:
             functions = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
             raise TargetError(f"{location} has no {name!r}; it has {functions or 'no functions'}") from None
+        except Exception as error:
+            raise TargetError(f"cannot read {name!r} of {location}: {_describe(error)}") from error
     if not callable(factory):
         raise TargetError(f"{target} is a {type(factory).__name__}: name a function without arguments that returns it")
     return factory  # type: ignore[no-any-return]
@@ -45,9 +50,11 @@ def call_target(target: str, factory: Callable[[], Any]) -> Any:
         TargetError: it raised; the message names the exception and its line.
     """
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the report
+        with _no_silent_exit(), contextlib.redirect_stdout(sys.stderr):  # stdout is for the report
             return factory()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise TargetError(f"{target} raised {_describe(error)}") from error
 
 
@@ -56,8 +63,11 @@ def _load_module(name: str) -> ModuleType:
     if folder not in sys.path:  # a console script has its own folder there, not the current one
         sys.path.insert(0, folder)
     try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+        with _no_silent_exit():
+            return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise TargetError(f"cannot import {name!r}: {_describe(error)}") from error
 
 
@@ -72,19 +82,38 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        with _no_silent_exit():
+            spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         del sys.modules[path.stem]
         raise TargetError(f"cannot import {path}: {_describe(error)}") from error
     return module
 
 
 def _describe(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    words = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    words = message_of(error)
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     if place is None or isinstance(error, ImportError):
         return words
     return f"{words} (at {place.tb_frame.f_code.co_filename}:{place.tb_lineno})"
+
+
+@contextlib.contextmanager
+def _no_silent_exit() -> Iterator[None]:
+    """Make this thread's os._exit() an exception: it would end the check without a word, perhaps with code 0."""
+    leave, here = os._exit, (os.getpid(), threading.get_ident())
+
+    def refuse(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) != here:  # a forked child, a watchdog
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from tensorplay.cli import main
 from tensorplay.layers import json_schema
 
 FACTORIES = """
+import functools
+import os
 import sys
 import torch
 
@@ -50,6 +53,49 @@ class Bag:
         return healthy()
 
 value = 4
+
+class Own(BaseException):
+    pass
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+def own():
+    raise Own("stops all")
+
+def mute():
+    raise Mute
+
+def generator():
+    raise GeneratorExit
+
+def leaves():
+    os._exit(0)
+
+def red():
+    raise ValueError("\\x1b[31mred\\rover")
+
+def interrupted():
+    raise KeyboardInterrupt
+
+def forks():
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7:
+        return healthy()
+
+@functools.cache
+def decorated(
+    kind=None,
+):  # tensorplay: ignore[tp102] the head ends here
+    return sick()
+
+def __getattr__(name):
+    if name == "lazy":
+        raise RuntimeError("not today")
+    raise AttributeError(name)
 """
 
 
@@ -108,14 +154,74 @@ def test_check_of_a_sick_one_is_1_and_names_the_factory_s_line(run, project):
     result = run("check", "factories:sick", code=1)
 
     assert "TP102 the tensor reaches past its storage  error" in result.stdout
-    assert "factories.py:9 in sick  (definition)" in result.stdout
-    assert "unused ignore[TP103] at factories.py:9" in result.stdout
+    assert "factories.py:11 in sick  (definition)" in result.stdout
+    assert "unused ignore[TP103] at factories.py:11" in result.stdout
 
 
 def test_comment_on_the_factory_silences(run, project):
     result = run("check", "factories:silenced")
 
-    assert "suppressed 1 TP102 by factories.py:15 (released on purpose)" in result.stdout
+    assert "suppressed 1 TP102 by factories.py:17 (released on purpose)" in result.stdout
+
+
+def test_comment_on_the_last_line_of_a_decorated_head_silences(run):
+    assert "suppressed 1 TP102 by factories.py:74 (the head ends here)" in run("check", "factories:decorated").stdout
+
+
+def test_factory_may_fork(run):
+    assert "no findings" in run("check", "factories:forks").stdout
+
+
+def test_interruption_is_one_line_and_130(run):
+    assert run("check", "factories:interrupted", code=130).stderr.strip() == "tensorplay: interrupted"
+
+
+def test_family_without_rules_is_said_to_find_nothing(run, project):
+    warning = "tensorplay: no rule is in TP9 yet: nothing can be found\n"
+    assert run("check", "factories:sick", "--select", "TP9").stderr == warning
+    assert run("check", "factories:sick", "--select", "tp9", "--select", "tp1", code=1).stderr == ""
+
+    (project / "pyproject.toml").write_text('[tool.tensorplay]\nselect = ["TP9"]\n')
+    assert run("check", "factories:sick").stderr == warning
+
+
+def test_empty_output_name_is_one_line_and_2(run):
+    result = run("check", "factories:healthy", "-o", "", "--force", code=2)
+
+    assert result.stderr == "tensorplay: -o needs the name of a file, or - for stdout\n"
+
+
+def closed_pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("opened", "redirected", "why"),
+    [
+        (lambda: os.open("/dev/full", os.O_WRONLY), "", "No space left on device"),
+        (closed_pipe, "", "Broken pipe"),
+        (lambda: os.open(os.devnull, os.O_WRONLY), ">&-", "it is closed"),
+    ],
+)
+@pytest.mark.parametrize("arguments", ["explain", "explain TP102"])
+def test_output_that_nobody_takes_is_one_line_and_2(tmp_path, opened, redirected, why, arguments):
+    command = f"{shlex.quote(sys.executable)} -m tensorplay {arguments} {redirected}"
+    stdout = opened()
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    os.close(stdout)
+
+    assert done.stderr == f"tensorplay: cannot write to standard output: {why}\n"
+    assert done.returncode == 2
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(project):
+    (project / "name.py").write_text("import torch\ndef f(): return {'gr\u00f6\u00dfe': torch.ones(1)}\n")
+
+    assert "gr\\xf6\\xdfe" in run_process(project, "check", "name.py:f", PYTHONIOENCODING="ascii").stdout
+    document = run_process(project, "check", "name.py:f", "--format", "json", PYTHONIOENCODING="ascii").stdout
+    assert json.loads(document)["records"][0]["name"] == "gr\u00f6\u00dfe"
 
 
 @pytest.mark.parametrize(
@@ -181,6 +287,12 @@ def test_output_that_cannot_be_written_is_one_line_and_2(run):
         ("factories:value", "is a int: name a function without arguments"),
         ("factories:raises", "factories:raises raised ValueError: no data (at "),
         ("factories:exits", "factories:exits raised SystemExit: 5"),
+        ("factories:own", "factories:own raised Own: stops all (at "),
+        ("factories:mute", "factories:mute raised Mute (at "),
+        ("factories:generator", "factories:generator raised GeneratorExit (at "),
+        ("factories:leaves", "factories:leaves raised SystemExit: os._exit(0) (at "),
+        ("factories:red", "factories:red raised ValueError: \\x1b[31mred (at "),
+        ("factories:lazy", "cannot read 'lazy' of factories: RuntimeError: not today (at "),
         ("factories:needs", "raised TypeError: needs() missing 1 required positional argument"),
         ("factories:nothing", "returned a int in which there is no tensor"),
         ("absent:f", "cannot import 'absent': ModuleNotFoundError: No module named 'absent'"),

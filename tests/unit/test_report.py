@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import pickle
 import re
@@ -248,3 +249,14 @@ def test_worst_severity():
 
     assert tp.check({"view": view}).worst == "error"
     assert tp.check({"x": torch.ones(1)}).worst is None
+
+
+def test_text_fits_a_standard_output_that_has_no_marks(monkeypatch):
+    report = tp.inspect(torch.arange(6.0).view(2, 3).t(), quiet=True)
+
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    print(report, flush=True)
+
+    assert str(report).isascii()
+    monkeypatch.setattr("sys.stdout", None)
+    assert not str(report).isascii()
