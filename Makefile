@@ -9,9 +9,10 @@ JOBS ?= 2
 
 .PHONY: demo test test-all test-other-torch lint format generate native native-asan bench clean
 
-# One stamp a step: with an existing .venv nothing is asked from the network.
+# One stamp a step: with an existing .venv nothing is asked from the network, unless pyproject.toml changed.
 $(VENV)/.torch-$(TORCH_SPEC):
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || \
+	  { echo '$(PYTHON) makes no virtual environment: apt install python3-venv, or name another PYTHON=' >&2; exit 1; }
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q '$(TORCH_SPEC)'
 	rm -f $(VENV)/.torch-*
@@ -19,7 +20,7 @@ $(VENV)/.torch-$(TORCH_SPEC):
 
 $(VENV)/.installed: $(VENV)/.torch-$(TORCH_SPEC) pyproject.toml setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 	test -f '$@' || $(BIN)/python -m pip install -q 'setuptools>=77' ninja numpy
-	$(BIN)/python -m pip install -q --no-build-isolation $(if $(wildcard $@),--no-deps) -e '.[test]'
+	$(BIN)/python -m pip install -q --no-build-isolation $(if $(filter pyproject.toml,$?),,--no-deps) -e '.[test]'
 	touch '$@'
 
 $(VENV)/.lint: $(VENV)/.installed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,11 +41,20 @@ def import_torch():
     return torch
 
 
-if platform.system() != "Linux" or platform.machine() != "x86_64" or not (3, 10) <= sys.version_info[:2] <= (3, 13):
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+if (
+    platform.system() != "Linux"
+    or platform.machine() != "x86_64"
+    or not (3, 10) <= sys.version_info[:2] <= (3, 13)
+    or FREE_THREADED
+):
     sys.exit(
         "tensorplay-probe: only CPython 3.10-3.13 on Linux x86-64 is supported, this is "
-        f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
+        f"{platform.python_implementation()} {platform.python_version()}{' free-threaded' * FREE_THREADED} on "
+        f"{platform.system()} {platform.machine()}"
     )
+if not Path(sysconfig.get_path("include"), "Python.h").exists():
+    sys.exit("tensorplay-probe: no Python.h: apt install python3-dev, or use a Python that comes with its headers")
 torch = import_torch()
 if (ccache := shutil.which("ccache")) and "CXX" not in os.environ:
     # Under a compiler's name ccache acts as that compiler; torch takes CXX for one word.
@@ -54,13 +64,19 @@ if (ccache := shutil.which("ccache")) and "CXX" not in os.environ:
     masquerade.symlink_to(ccache)
     os.environ["CXX"] = str(masquerade)
     os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # its check follows the link and finds ccache
+elif " " in os.environ.get("CXX", ""):
+    os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # its check takes "ccache g++" for one word
 
 from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
 
 
 def compiler_name() -> str:
     command = os.environ.get("CXX", "c++")
-    return subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    try:
+        answer = subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True, check=True)
+        return answer.stdout.splitlines()[0]
+    except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
+        sys.exit(f"tensorplay-probe: no C++ compiler ({command}): apt install g++, or conda install gxx, or set CXX")
 
 
 CXX_STANDARD = 202002

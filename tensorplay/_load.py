@@ -8,28 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
+import io
 import platform
 import sys
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tensorplay.errors import LoadError
 
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 try:
     import torch
-except ImportError as error:
+except Exception as error:  # absent: ImportError; a library of its own missing: OSError; half installed: any
     raise LoadError(
-        f"tensorplay: torch does not import in this environment ({str(error).splitlines()[0]}). "
+        f"tensorplay: torch does not import in this environment ({_first_line(error)}). "
         "Run: pip install torch==2.13.0, then build tensorplay-probe again"
     ) from error
 
 __all__ = ["BUILD_INFO", "REBUILD_COMMAND", "SUPPORTED_TORCH", "canary", "load"]
 
 SUPPORTED_TORCH = ("2.13", "2.14")
-REBUILD_COMMAND = "pip install --force-reinstall --no-deps --no-cache-dir tensorplay-probe"
+REBUILD_COMMAND = "pip install --force-reinstall --no-deps --no-cache-dir ."
 
 BUILD_INFO: dict[str, Any] = {}
+_BUILD_FACTS = {"torch", "cxx11_abi", "python", "compiler", "cxx_standard"}
 
 
 def _minor(version: str) -> str:
@@ -41,16 +51,17 @@ def _local(version: str) -> str:
 
 
 def _fail(problem: str, why: str, command: str = REBUILD_COMMAND) -> LoadError:
-    return LoadError(f"tensorplay: {problem}; {why}. Run: {command} (in a source checkout, with `.` for the name)")
+    return LoadError(f"tensorplay: {problem}; {why}. Run in the TensorPlay checkout: {command}")
 
 
 def _check_platform() -> None:
     version = sys.version_info[:2]
     fits = platform.system() == "Linux" and platform.machine() == "x86_64" and (3, 10) <= version <= (3, 13)
-    if not fits or platform.python_implementation() != "CPython":
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    if not fits or free_threaded or platform.python_implementation() != "CPython":
         raise LoadError(
             "tensorplay: only CPython 3.10-3.13 on Linux x86-64 is supported, this is "
-            f"{platform.python_implementation()} {platform.python_version()} on "
+            f"{platform.python_implementation()} {platform.python_version()}{' free-threaded' * free_threaded} on "
             f"{platform.system()} {platform.machine()}"
         )
     if _minor(torch.__version__) not in SUPPORTED_TORCH:
@@ -62,15 +73,35 @@ def _check_platform() -> None:
 
 def _read_build_info() -> dict[str, Any]:
     try:
-        module = importlib.import_module("tensorplay._build_info")
+        info = importlib.import_module("tensorplay._build_info").BUILD_INFO
+        missing = _BUILD_FACTS - info.keys()
     except ImportError as error:
         raise _fail(
-            "the native extension is not built",
-            "this folder holds the sources only",
-            "pip install -e . (in the checkout)",
+            "the native extension is not built", "this folder holds the sources only", "pip install -e ."
         ) from error
-    info: dict[str, Any] = module.BUILD_INFO
-    return info
+    except Exception as error:
+        raise _broken_info(_first_line(error)) from error
+    if missing:
+        raise _broken_info(f"no {', '.join(sorted(missing))}")
+    return dict(info)
+
+
+def _broken_info(what: str) -> LoadError:
+    return _fail(f"_build_info.py cannot be read ({what})", "without it nobody knows what torch _C was built for")
+
+
+def _check_whole() -> None:
+    """Raise ImportError for a library that was cut: loading it would end the process."""
+    spec = importlib.util.find_spec("tensorplay._C")
+    if spec is None or spec.origin is None:
+        return
+    with Path(spec.origin).open("rb") as file:
+        head = file.read(64)
+        size = file.seek(0, io.SEEK_END)
+    # Of ELF64: where the section headers begin, how long each is, how many; nothing comes after them.
+    offset, each, count = (int.from_bytes(head[start:end], "little") for start, end in ((40, 48), (58, 60), (60, 62)))
+    if len(head) < 64 or offset + each * count > size:
+        raise ImportError(f"{Path(spec.origin).name} was cut to {size} bytes")
 
 
 def _check_build(info: dict[str, Any]) -> None:
@@ -133,12 +164,12 @@ def load() -> Any:
     info = _read_build_info()
     _check_build(info)
     try:
+        _check_whole()
         extension = importlib.import_module("tensorplay._C")
-    except ImportError as error:
-        reason = str(error).splitlines()[0]
+    except (ImportError, OSError) as error:
         raise _fail(
             f"the extension built for torch {info['torch']} and Python {info['python']} does not load on torch "
-            f"{torch.__version__} and Python {platform.python_version()} ({reason})",
+            f"{torch.__version__} and Python {platform.python_version()} ({_first_line(error)})",
             "the file is missing, broken or from another build",
         ) from error
     carried = dict(extension.BUILD_INFO)

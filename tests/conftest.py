@@ -9,6 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+# What tests read and start is the same on every terminal.
+os.environ.update(TERM="xterm-256color", COLUMNS="100")
+for name in ("NO_COLOR", "FORCE_COLOR"):
+    os.environ.pop(name, None)
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 

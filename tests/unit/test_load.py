@@ -96,7 +96,10 @@ def test_patch_release_of_the_same_minor_is_accepted():
 def test_sources_that_were_not_built_say_how_to_build(copy):
     (copy / "_build_info.py").unlink()
 
-    assert "the native extension is not built" in message(copy)
+    text = message(copy)
+
+    assert "the native extension is not built" in text
+    assert text.endswith("Run in the TensorPlay checkout: pip install -e .")
 
 
 def test_extension_that_is_missing_is_named(copy):
@@ -114,6 +117,50 @@ def test_extension_that_is_broken_is_one_line_without_the_linker_s(copy):
 
     assert "does not load" in text
     assert _load.REBUILD_COMMAND in text
+
+
+@pytest.mark.parametrize("left", [63, -1])
+def test_extension_that_was_cut_is_not_loaded(copy, left):
+    (file,) = copy.glob("_C*.so")
+    file.write_bytes(file.read_bytes()[:left])
+
+    assert f"{file.name} was cut to {file.stat().st_size} bytes" in message(copy)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("BUILD_INFO = {", "was never closed"),
+        ("", "has no attribute 'BUILD_INFO'"),
+        ("BUILD_INFO = ['2.13']", "has no attribute 'keys'"),
+        ("BUILD_INFO = {'torch': '2.13.0', 'python': '3.11'}", "no compiler, cxx11_abi, cxx_standard"),
+    ],
+)
+def test_info_that_cannot_be_read_is_one_line(copy, text, why):
+    (copy / "_build_info.py").write_text(text)
+
+    said = message(copy)
+
+    assert "_build_info.py cannot be read" in said
+    assert why in said
+
+
+HALF_TORCH = """
+class Finder:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "torch": raise OSError("libcudart.so.12: cannot open shared object file")
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("command", [["check", "m:f"], ["demo"], ["doctor"]])
+def test_torch_that_misses_a_library_is_one_line(copy, command):
+    text = run(copy, HALF_TORCH + COMMAND, *command, code=2)
+
+    assert "torch does not import in this environment (libcudart.so.12: cannot open shared object file)" in text
+    assert "Run: pip install torch==2.13.0" in text
+    assert len([line for line in text.splitlines() if not line.startswith("ok ")]) == 1
 
 
 def test_environment_without_torch_says_how_to_install_it(copy):
@@ -163,6 +210,13 @@ def test_unsupported_platform_is_one_line(monkeypatch, field, value):
     monkeypatch.setattr(_load.platform, field, lambda: value)
 
     with pytest.raises(tensorplay.LoadError, match=f"only CPython 3.10-3.13 on Linux x86-64 is supported.*{value}"):
+        _load.load()
+
+
+def test_python_without_the_lock_is_refused(monkeypatch):
+    monkeypatch.setattr(_load.sysconfig, "get_config_var", lambda name: 1)
+
+    with pytest.raises(tensorplay.LoadError, match=r"is supported, this is CPython 3\.\d+\.\d+ free-threaded on Linux"):
         _load.load()
 
 
@@ -217,6 +271,10 @@ def test_build_info_and_extension_carry_the_same():
     assert BUILD_INFO.keys() == {"torch", "cxx11_abi", "python", "compiler", "cxx_standard"}
     with pytest.raises(TypeError):
         C.BUILD_INFO["torch"] = "other"
+
+
+def test_dir_lists_the_public_names():
+    assert dir(tensorplay) == sorted(tensorplay.__all__)
 
 
 def test_import_alone_loads_nothing():
