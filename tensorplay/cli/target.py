@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from tensorplay.cli.output import message_of
 from tensorplay.errors import TargetError
@@ -50,7 +48,7 @@ def call_target(target: str, factory: Callable[[], Any]) -> Any:
         TargetError: it raised; the message names the exception and its line.
     """
     try:
-        with _no_silent_exit(), contextlib.redirect_stdout(sys.stderr):  # stdout is for the report
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the report
             return factory()
     except KeyboardInterrupt:
         raise
@@ -63,8 +61,7 @@ def _load_module(name: str) -> ModuleType:
     if folder not in sys.path:  # a console script has its own folder there, not the current one
         sys.path.insert(0, folder)
     try:
-        with _no_silent_exit():
-            return importlib.import_module(name)
+        return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -82,8 +79,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     try:
-        with _no_silent_exit():
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -100,20 +96,3 @@ def _describe(error: BaseException) -> str:
     if place is None or isinstance(error, ImportError):
         return words
     return f"{words} (at {place.tb_frame.f_code.co_filename}:{place.tb_lineno})"
-
-
-@contextlib.contextmanager
-def _no_silent_exit() -> Iterator[None]:
-    """Make this thread's os._exit() an exception: it would end the check without a word, perhaps with code 0."""
-    leave, here = os._exit, (os.getpid(), threading.get_ident())
-
-    def refuse(status: int) -> NoReturn:
-        if (os.getpid(), threading.get_ident()) != here:  # a forked child, a watchdog
-            leave(status)
-        raise SystemExit(f"os._exit({status})")
-
-    os._exit = refuse
-    try:
-        yield
-    finally:
-        os._exit = leave
