@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
 import msgspec
 import torch
+from torch._C._dynamo import eval_frame
 
 from tensorplay.callers import Caller
 from tensorplay.errors import InconsistentTensor
@@ -31,6 +32,8 @@ __all__ = [
     "inspect_tensor_memory",
     "verify_data_ptr_consistency",
 ]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_TENSORS = 10_000
 """How many tensors one call reads unless told otherwise."""
@@ -55,6 +58,21 @@ _MOST_LABELLED_RECORDS = 50_000
 _history: dict[str, dict[str, TensorRecord]] = {}
 
 
+def _outside_compiled_code(function: _Function) -> _Function:
+    """Make torch.compile leave a function to Python, with all that it calls.
+
+    Traced, it would read the tracer's tensors, and counts with the tracer's own references. This is what
+    torch.compiler.disable() marks a function with, without importing the compiler, which takes seconds.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "tensorplay reads live tensors"  # type: ignore[attr-defined]
+    skip = eval_frame._FrameAction.SKIP
+    code = function.__code__
+    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+    return function
+
+
+@_outside_compiled_code
 def inspect(
     x: object, label: str | torch.Tensor | None = None, *, quiet: bool = False, max_tensors: int = MAX_TENSORS
 ) -> Report:
@@ -106,6 +124,7 @@ inspect_tensor_memory = inspect
 """The same as inspect(), under the name that says it."""
 
 
+@_outside_compiled_code
 def check(
     objs: object,
     *,
@@ -162,6 +181,7 @@ def check_at(
     return Report(reads, selection.findings, **beside, **selection.fields())
 
 
+@_outside_compiled_code
 def inspect_data_ptr(x: torch.Tensor) -> Report:
     """Read where a tensor's bytes are and who frees them.
 
@@ -181,6 +201,7 @@ def inspect_data_ptr(x: torch.Tensor) -> Report:
     return _focused(x, "data", Caller.at(sys._getframe(1)))
 
 
+@_outside_compiled_code
 def inspect_storage_device(x: torch.Tensor) -> Report:
     """Read the device facts PyTorch keeps of one tensor: impl, key set, DataPtr, allocator.
 
@@ -200,6 +221,7 @@ def inspect_storage_device(x: torch.Tensor) -> Report:
     return _focused(x, "devices", Caller.at(sys._getframe(1)))
 
 
+@_outside_compiled_code
 def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdict:
     """Check that pointer, offset and bytes of a tensor fit each other.
 

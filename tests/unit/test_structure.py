@@ -73,4 +73,5 @@ def test_no_path_of_a_machine_is_committed():
 
     found = [name for name in files if (ROOT / name).is_file() and pattern.search((ROOT / name).read_text("utf-8"))]
 
+    assert "README.md" in files
     assert [name for name in found if name != "tests/unit/test_structure.py"] == []
