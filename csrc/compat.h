@@ -91,7 +91,7 @@ inline RefCounts ref_counts(const c10::intrusive_ptr_target& target) {
       (target.*expose_combined_refcount(detail::combined_refcountTag{})).load(std::memory_order_relaxed);
   const uint32_t strong = c10::detail::refcount(both);
   const uint32_t weak = c10::detail::weakcount(both);
-  return {strong, weak - (strong > 0 && weak > 0 ? 1U : 0U)};
+  return {strong, weak - (strong > 0 ? 1U : 0U)};
 }
 
 // The impl's own device field. TensorImpl::device() may call into Python or a virtual override instead.

@@ -303,7 +303,9 @@ void read_view(const DifferentiableViewMeta& view, ImplFacts& out) {
   out.base = base.unsafeGetTensorImpl();
   out.creation_meta = static_cast<uint8_t>(view.get_creation_meta());
   // The same condition under which Variable::grad_fn() rebuilds the node (torch/csrc/autograd/variable.cpp).
-  const bool has_history = view.grad_fn_.get() != nullptr || base.requires_grad();
+  const bool base_requires_grad = base.requires_grad();
+  out.requires_grad = out.requires_grad || base_requires_grad;
+  const bool has_history = view.grad_fn_.get() != nullptr || base_requires_grad;
   out.grad_fn_stale = has_history && out.version_counter != nullptr && view.get_attr_version() != out.version;
   if (!out.grad_fn_stale) {
     read_grad_fn(view, out);
@@ -317,7 +319,7 @@ void read_view(const DifferentiableViewMeta& view, ImplFacts& out) {
 void read_autograd(const c10::TensorImpl& impl, ImplFacts& out) {
   out.grad_fn = nullptr;
   out.grad_fn_type = nullptr;
-  out.grad_fn_python_name.clear();
+  if (!out.grad_fn_python_name.empty()) [[unlikely]] out.grad_fn_python_name.clear();
   out.grad_fn_stale = false;
   out.output_nr = 0;
   out.requires_grad = false;
@@ -327,7 +329,8 @@ void read_autograd(const c10::TensorImpl& impl, ImplFacts& out) {
   out.creation_meta.reset();
   const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
   if (meta == nullptr) return;
-  out.requires_grad = meta->requires_grad();
+  // What the virtual requires_grad() answers; read_view() adds the base's.
+  out.requires_grad = meta->requires_grad_ || meta->grad_fn_.get() != nullptr;
   out.output_nr = meta->output_nr_;
   if (meta->is_view_) {
     read_view(static_cast<const DifferentiableViewMeta&>(*meta), out);

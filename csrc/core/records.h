@@ -7,10 +7,12 @@
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Layout.h>
+#include <c10/core/impl/SizesAndStrides.h>
 #include <c10/util/typeid.h>
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,18 +64,19 @@ enum class Absence : uint8_t {
   kNestedOrder,
 };
 
-// Sizes or strides; on the heap only past six of them. Simpler than c10::SmallVector, whose assign() calls
-// memcpy.
+// Sizes or strides; on the heap only past five of them, as in c10::impl::SizesAndStrides.
 class Dims {
  public:
-  static constexpr size_t kNear = 6;
+  static constexpr size_t kNear = C10_SIZES_AND_STRIDES_MAX_INLINE_SIZE;
 
+  // `first` points at kNear values at least, of which `count` mean something: five words are copied faster
+  // than counted.
   void assign(const int64_t* first, size_t count) {
     size_ = count;
     if (count > kNear) [[unlikely]] {
       far_.assign(first, first + count);
     } else {
-      for (size_t i = 0; i < count; ++i) near_[i] = first[i];
+      std::memcpy(near_.data(), first, sizeof(near_));
     }
   }
 
