@@ -319,7 +319,8 @@ void read_view(const DifferentiableViewMeta& view, ImplFacts& out) {
 void read_autograd(const c10::TensorImpl& impl, ImplFacts& out) {
   out.grad_fn = nullptr;
   out.grad_fn_type = nullptr;
-  if (!out.grad_fn_python_name.empty()) [[unlikely]] out.grad_fn_python_name.clear();
+  if (!out.grad_fn_python_name.empty()) [[unlikely]]
+    out.grad_fn_python_name.clear();
   out.grad_fn_stale = false;
   out.output_nr = 0;
   out.requires_grad = false;

@@ -16,7 +16,7 @@ namespace tensorplay {
 
 // Needs: the caller keeps `impl` alive. Needs the GIL only where sizes are symbolic (their expressions are
 // printed by Python) or the grad_fn is a Python autograd.Function (its class is named). Allocates only in
-// those cases, for tensors of more than 6 dimensions, and for shared memory.
+// those cases, for tensors of more than 5 dimensions, and for shared memory.
 void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts);
 
 // A tensor that another one is made of.
