@@ -1,9 +1,9 @@
 // Every name that differs between PyTorch releases, or that PyTorch keeps private, and nothing else.
 //
 // Reads torch 2.13 and 2.14. The private fields are reached through explicit instantiation, which the
-// language allows to name them ([temp.spec]/6): a renamed field is a compile error. Two things rest on
-// layout: a VersionCounter is one pointer (asserted), and functorch's wrapper begins with what it wraps
-// (tested).
+// language allows to name them ([temp.spec]/6): a renamed field is a compile error. Three things rest on
+// layout: a VersionCounter is one pointer (asserted), functorch's wrapper begins with what it wraps, and a
+// small lambda lies at the beginning of its std::function (both tested).
 //
 // All is in an unnamed namespace: a template may be instantiated explicitly only once in a program, and each
 // source file has its own here.
@@ -17,7 +17,10 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <string_view>
+#include <typeinfo>
 
 #ifdef TENSORPLAY_COMPAT_INNER  // asked for only where inner tensors are read: these headers are slow to
                                 // parse
@@ -27,9 +30,6 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
-
-#include <string_view>
-#include <typeinfo>
 #endif
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 13 || TORCH_VERSION_MINOR > 14
@@ -148,6 +148,42 @@ inline const void* version_counter_address(const c10::VariableVersion& version) 
   const void* address = nullptr;
   std::memcpy(&address, &version, sizeof(address));
   return address;
+}
+
+// The lambdas by which PyTorch gives foreign memory back, and what each captures first
+// (torch/csrc/utils/tensor_numpy.cpp and tensor_new.cpp, ATen/DLConvertor.cpp). Small ones lie in their
+// std::function (libstdc++, bits/std_function.h, _Any_data).
+enum class Captured : uint8_t { kUnknown, kPythonObject, kDlpack, kDlpackVersioned };
+
+inline Captured captured_by(const std::type_info& callable) {
+  const std::string_view name = callable.name();
+  if (name == "ZN5torch5utils17tensor_from_numpyEP7_objectbEUlPvE_" ||
+      name == "ZN5torch5utils17tensor_frombufferEP7_objectN3c1010ScalarTypeEllbEUlPvE_") {
+    return Captured::kPythonObject;
+  }
+  if (name ==
+          "ZN2at12_GLOBAL__N_114fromDLPackImplI24DLManagedTensorVersionedEENS_6TensorEPT_"
+          "St8functionIFvPvEEEUlS7_E_" ||
+      name ==
+          "ZN5torch5utils12_GLOBAL__N_121tensor_fromDLPackImplI24DLManagedTensorVersionedEEN2at6TensorEP7_"
+          "objectPT_EUlPvE_") {
+    return Captured::kDlpackVersioned;
+  }
+  if (name ==
+          "ZN2at12_GLOBAL__N_114fromDLPackImplI15DLManagedTensorEENS_6TensorEPT_St8functionIFvPvEEEUlS7_E_" ||
+      name ==
+          "ZN5torch5utils12_GLOBAL__N_121tensor_fromDLPackImplI15DLManagedTensorEEN2at6TensorEP7_objectPT_"
+          "EUlPvE_") {
+    return Captured::kDlpack;
+  }
+  return Captured::kUnknown;
+}
+
+inline const void* captured_pointer(const std::function<void(void*)>& function) {
+  static_assert(sizeof(function) == 4 * sizeof(void*));
+  const void* captured = nullptr;
+  std::memcpy(&captured, &function, sizeof(captured));
+  return captured;
 }
 
 #ifdef TENSORPLAY_COMPAT_INNER

@@ -39,6 +39,18 @@ class DataLayer:
     def maker(self) -> str | None:
         """Whose memory it is, by the callable that frees it, or None."""
 
+    @property
+    def producer(self) -> int | None:
+        """id() of the object whose memory it is, which the callable keeps alive, or None."""
+
+    @property
+    def producer_type(self) -> str | None:
+        """Class of that object, or None."""
+
+    @property
+    def read_only(self) -> bool | None:
+        """Whether a DLPack producer forbids writing; None where nobody says."""
+
 @final
 class Extent:
     """The bytes of its storage a tensor reaches."""
@@ -371,8 +383,14 @@ class TensorRecord:
     def inner(self) -> tuple[tuple[str, TensorRecord], ...]:
         """(role, TensorRecord) of each tensor this one is made of."""
 
+def buffer_of(object: object, /) -> tuple[int, int] | None:
+    """Answer address and bytes of the buffer a built-in object has now, or None."""
+
 def extent_of(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]:
     """Answer which cells of a storage a geometry reaches."""
+
+def find_mappings(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, str, str]]]:
+    """Answer, for each half-open range of addresses, the mappings of this process that hold a byte of it."""
 
 def grad_object(tensor: object, /) -> Any:
     """Answer the gradient autograd keeps for a tensor, if it has a Python object already. Else None."""
@@ -388,6 +406,9 @@ def is_tensor(object: object, /) -> TypeGuard[torch.Tensor]:
 
 def learn_storage_slice(tensor: object, /) -> None:
     """Learn the deleter of sliced storages from a tensor over one."""
+
+def producer(tensor: object, /) -> Any:
+    """Answer the Python object whose memory a tensor borrows, where its deleter keeps one. Else None."""
 
 def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
     """Read all four layers of one tensor."""

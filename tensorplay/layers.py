@@ -12,6 +12,7 @@ import msgspec
 
 __all__ = [
     "SCHEMA_VERSION",
+    "ArrayRecord",
     "Change",
     "DataLayer",
     "Document",
@@ -198,6 +199,12 @@ class DataLayer(msgspec.Struct, frozen=True, kw_only=True):
     """none, cpu_allocator, borrowed, callback, mapped, storage_slice, copy_on_write or other."""
     maker: str | None
     """Whose memory it is, by the callable that frees it: numpy, frombuffer, dlpack, or its C++ type."""
+    producer: int | None
+    """``id()`` of the object whose memory it is and that the callable keeps alive; DLPack's own word for dlpack."""
+    producer_type: str | None
+    """Class of that object; None for dlpack, where it need not be a Python object."""
+    read_only: bool | None
+    """Whether a DLPack producer forbids writing; None where nobody says."""
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +264,39 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The tensors it is made of."""
     also: tuple[str, ...] = ()
     """Further paths to the same Python object."""
+
+
+class ArrayRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What NumPy says of one array handed to check()."""
+
+    name: str
+    """Where it was found."""
+    address: int
+    """``id()`` of the array."""
+    type: str
+    """Its class."""
+    dtype: str
+    """NumPy's name of its data type."""
+    shape: tuple[int, ...]
+    """Sizes."""
+    stride_bytes: tuple[int, ...]
+    """Strides in bytes."""
+    pointer: int
+    """Address of its first element."""
+    begin: int
+    """Lowest address it reaches."""
+    end: int
+    """One past the highest address it reaches."""
+    writeable: bool
+    """NumPy's own flag."""
+    owns_data: bool
+    """Whether it allocated its memory."""
+    owner: int | None
+    """``id()`` of what lends it its memory, past all arrays that are views themselves."""
+    owner_type: str | None
+    """Class of that."""
+    also: tuple[str, ...] = ()
+    """Further paths to the same array."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -394,6 +434,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Comments that suppressed nothing."""
     truncated: Truncated | None = None
     """Set where not all tensors were read."""
+    arrays: tuple[ArrayRecord, ...] = ()
+    """NumPy arrays among what check() was given."""
     unread: tuple[Unread, ...] = ()
     """What could not be looked into."""
     label: str | None = None

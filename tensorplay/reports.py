@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,18 +32,30 @@ from tensorplay.layers import (
 )
 from tensorplay.words import plural
 
+if TYPE_CHECKING:
+    from tensorplay.arrays import Owner
+
 __all__ = ["ROOTS", "Read", "Report", "Verdict", "inner_model", "name_roots"]
 
 
 class Read:
     """A native record on its way into a report, with the paths it was found under."""
 
-    __slots__ = ("also", "name", "record")
+    __slots__ = ("also", "name", "producer", "record")
 
-    def __init__(self, name: str, record: Any, also: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, record: Any, also: Sequence[str] = (), producer: Owner | None = None) -> None:
         self.name = name
         self.record = record
         self.also = also
+        self.producer = producer
+        """Who lends the tensor its memory, where its deleter says so and check() asked."""
+
+    def lenders(self, record: Any) -> tuple[int, ...]:
+        """Answer the ``id()`` of the objects that lend a record's memory: of this one, or of one inside it."""
+        if self.producer is not None and record is self.record:
+            return self.producer.ids
+        producer = None if record.data is None else record.data.producer
+        return () if producer is None else (producer,)
 
     def model(self) -> TensorRecord:
         """Copy the native record into the model."""
@@ -64,7 +76,7 @@ def name_roots(reads: Iterable[Read], caller: Caller) -> list[Read]:
             path = path.replace(root, name)  # anywhere in it: state[model.weight].step
         return path
 
-    return [Read(rename(read.name), read.record, [rename(path) for path in read.also]) for read in reads]
+    return [Read(rename(read.name), read.record, [rename(path) for path in read.also], read.producer) for read in reads]
 
 
 def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:

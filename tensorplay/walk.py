@@ -19,17 +19,14 @@ import torch
 from torch.utils import _pytree
 
 from tensorplay._native import C
+from tensorplay.arrays import array_class
+from tensorplay.classes import class_name, mro, namespace
 from tensorplay.layers import Unread
 
 __all__ = ["Found", "Place", "attributes", "find_tensors"]
 
 _Child = tuple[str, Any]
 _LONGEST_KEY = 120
-
-# What type itself answers about a class: vars(cls) and cls.__mro__ would ask the metaclass.
-_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
-_namespace: Callable[[type], types.MappingProxyType[str, Any]] = type.__dict__["__dict__"].__get__
-_class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 
 # What nn.Module keeps for itself in the instance dictionary, beside the three tables read by name.
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -65,22 +62,24 @@ _PRINTED_IDS = frozenset(map(id, (type(None), str, bytes, int, float, complex, b
 
 
 class Place:
-    """A tensor and the paths it was found under."""
+    """A tensor, or a NumPy array, and the paths it was found under."""
 
     __slots__ = ("also", "path", "record", "tensor")
 
-    def __init__(self, path: str, tensor: torch.Tensor | None, record: Any = None) -> None:
+    def __init__(self, path: str, tensor: Any, record: Any = None) -> None:
         self.path = path
         self.tensor = tensor
+        """The tensor or the array."""
         self.record = record
         """Read already: of a gradient that has no Python object, so that ``tensor`` is None."""
         self.also: list[str] = []
 
 
 class Found(NamedTuple):
-    """What a walk found. A place is the only thing here that refers to its tensor."""
+    """What a walk found. A place is the only thing here that refers to its tensor or array."""
 
     places: list[Place]
+    arrays: list[Place]
     unread: list[Unread]
     cut: bool
 
@@ -96,6 +95,7 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
         grads: whether the gradient that autograd keeps for a tensor follows it.
     """
     places: list[Place] = []
+    arrays: list[Place] = []
     unread: list[Unread] = []
     known: dict[int, Place] = {}
     opened: dict[int, object] = {}  # held, so that an id is not used again meanwhile
@@ -110,14 +110,14 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
             continue
         except Exception as error:  # a pytree flatten function's, or what another thread did to the container
             stack.pop()
-            unread.append(Unread(name=outer, reason=f"opening it raised {_class_name(type(error))}"))
+            unread.append(Unread(name=outer, reason=f"opening it raised {class_name(type(error))}"))
             continue
         if C.is_tensor(obj):
             if (place := known.get(id(obj))) is not None:
                 place.also.append(path)
                 continue
             if len(places) >= most:
-                return Found(places, unread, True)
+                return Found(places, arrays, unread, True)
             places.append(known.setdefault(id(obj), Place(path, obj)))
             # Beside its class nothing: no attributes. Asking for them would make the dictionary.
             if len(gc.get_referents(obj)) > 1:
@@ -128,10 +128,16 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
                 stack.append((path, iter([(f"{path}.grad", grad)]), False))
             elif (record := C.read_grad(obj)) is not None:
                 if len(places) >= most:
-                    return Found(places, unread, True)
+                    return Found(places, arrays, unread, True)
                 places.append(Place(f"{path}.grad", None, record))
             continue
         plan = _plan(type(obj))
+        if plan.array:
+            if (place := known.get(id(obj))) is not None:
+                place.also.append(path)
+            elif len(arrays) < most:
+                arrays.append(known.setdefault(id(obj), Place(path, obj)))
+            continue
         if plan.leaf or id(obj) in opened:
             continue
         if plan.read is not None:
@@ -143,13 +149,14 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
         elif may_open:
             opened[id(obj)] = obj
             stack.append((path, _attribute_children(path, obj), False))
-    return Found(places, unread, False)
+    return Found(places, arrays, unread, False)
 
 
 class _Plan(NamedTuple):
     """How objects of a class are opened."""
 
     leaf: bool
+    array: bool
     read: Callable[[str, Any, dict[int, Place]], Iterator[_Child]] | None
     slots: tuple[str, ...]  # names only: a descriptor would keep its class alive
 
@@ -161,21 +168,23 @@ def _plan(cls: type) -> _Plan:
     entry = _plans.get(id(cls))
     if entry is not None and entry[0]() is cls:
         return entry[1]
-    bases = _mro(cls)
+    bases = mro(cls)
     slots = tuple(
         dict.fromkeys(
             name
             for base in bases
-            for name, member in _namespace(base).items()
+            for name, member in namespace(base).items()
             # Its own: one taken from another class reads that class's objects only.
             if type(member) is types.MemberDescriptorType and member.__objclass__ is base and name != "__dict__"
         )
     )
     leaf = any(id(base) in _LEAF_IDS for base in bases)
     read = next((read for kind, read in _CONTAINERS if any(base is kind for base in bases)), None)
-    if read is None and any("__dataclass_fields__" in _namespace(base) for base in bases):
+    if read is None and any("__dataclass_fields__" in namespace(base) for base in bases):
         read = _of_attributes
-    plan = _Plan(leaf, read, slots)
+    ndarray = array_class()
+    array = ndarray is not None and any(base is ndarray for base in bases)
+    plan = _Plan(leaf, array, read, slots)
     key = id(cls)
     _plans[key] = (weakref.ref(cls, lambda _: _plans.pop(key, None)), plan)
     return plan
@@ -198,7 +207,7 @@ def attributes(obj: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
     cls = type(obj)
     for name in _plan(cls).slots:
-        slot = next(_namespace(base)[name] for base in _mro(cls) if name in _namespace(base))
+        slot = next(namespace(base)[name] for base in mro(cls) if name in namespace(base))
         if type(slot) is not types.MemberDescriptorType:
             continue  # hidden by another attribute of a subclass
         try:
@@ -317,13 +326,13 @@ def _key(key: Any, depth: int = 0) -> str:
     elif issubclass(cls, str):
         text = repr(str.__str__(key))
     else:
-        text = f"<{_class_name(cls)}>"
+        text = f"<{class_name(cls)}>"
     return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 21]}...{text[-18:]}"
 
 
 def _sequence(copy: Callable[[Any], Iterable[Any]]) -> Callable[[str, Any, dict[int, Place]], Iterator[_Child]]:
     def read(path: str, sequence: Any, _: dict[int, Place]) -> Iterator[_Child]:
-        spaces = map(_namespace, _mro(type(sequence)))
+        spaces = map(namespace, mro(type(sequence)))
         fields = next((space["_fields"] for space in spaces if type(space.get("_fields")) is tuple), None)
         values = copy(sequence)
         if fields is not None:  # a named tuple

@@ -1,6 +1,7 @@
 #include "read.h"
 
 #include <ATen/MapAllocator.h>
+#include <ATen/dlpack.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/SymInt.h>
@@ -208,6 +209,29 @@ void read_shared_memory(const at::DataPtr& data, DataFacts& out) {
   out.shared_memory = std::move(shared);
 }
 
+void read_producer(const c10::InefficientStdFunctionContext& context, DataFacts& out) {
+  out.maker = &context.deleter_.target_type();
+  const void* const captured = compat::captured_pointer(context.deleter_);
+  switch (compat::captured_by(*out.maker)) {
+    case compat::Captured::kPythonObject:
+      out.producer = captured;
+      out.producer_is_python = true;
+      break;
+    case compat::Captured::kDlpack:
+      if (captured != nullptr) out.producer = static_cast<const DLManagedTensor*>(captured)->manager_ctx;
+      break;
+    case compat::Captured::kDlpackVersioned:
+      if (captured != nullptr) {
+        const auto* managed = static_cast<const DLManagedTensorVersioned*>(captured);
+        out.producer = managed->manager_ctx;
+        out.read_only = (managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
+      }
+      break;
+    case compat::Captured::kUnknown:
+      break;
+  }
+}
+
 void read_data(const at::DataPtr& data, DataFacts& out) {
   out.pointer = data.get();
   out.context = data.get_context();
@@ -215,6 +239,9 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
   std::memcpy(&out.deleter, &deleter, sizeof(out.deleter));
   out.device = data.device();
   out.maker = nullptr;
+  out.producer = nullptr;
+  out.producer_is_python = false;
+  out.read_only.reset();
   out.shared_memory.reset();
   if (deleter == kCpuDeleter) [[likely]] {
     out.origin = out.pointer == nullptr ? DataOrigin::kNone : DataOrigin::kCpuAllocator;
@@ -227,7 +254,7 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
   if (deleter == kCallbackDeleter) {
     const auto* context = static_cast<const c10::InefficientStdFunctionContext*>(out.context);
     out.origin = DataOrigin::kCallback;
-    if (context != nullptr) out.maker = &context->deleter_.target_type();
+    if (context != nullptr && context->deleter_) read_producer(*context, out);
   } else if (deleter == &c10::impl::cow::cow_deleter) {
     out.origin = DataOrigin::kCopyOnWrite;
   } else if (out.context == nullptr || deleter == nullptr || deleter == &c10::detail::deleteNothing) {

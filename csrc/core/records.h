@@ -189,6 +189,9 @@ struct DataFacts {
   c10::Device device{c10::DeviceType::CPU};
   DataOrigin origin = DataOrigin::kNone;
   const std::type_info* maker = nullptr;  // kCallback: type of the callable that frees the memory
+  const void* producer = nullptr;         // kCallback: whose memory it is, kept alive by the callable
+  bool producer_is_python = false;        // whether that is a PyObject for certain
+  std::optional<bool> read_only;          // what a DLPack producer says of its memory
   std::unique_ptr<SharedMemoryFacts> shared_memory;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../core/read.h"
+#include "../device/maps.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
 #include "unpack.h"
@@ -151,6 +152,61 @@ PyObject* extent_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+PyObject* producer(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    if (tensor == nullptr) return nullptr;
+    TensorFacts facts;
+    read_tensor(*tensor->unsafeGetTensorImpl(), facts);
+    const bool known = facts.has_storage && facts.data.producer_is_python && facts.data.producer != nullptr;
+    return known ? Py_NewRef(static_cast<PyObject*>(const_cast<void*>(facts.data.producer))) : none();
+  });
+}
+
+// One list of (begin, end, permissions, path) for each (first, last) of `ranges`: all mappings that hold a
+// byte of it.
+PyObject* find_mappings(PyObject*, PyObject* ranges) {
+  return guarded([&]() -> PyObject* {
+    PyObject* fast = PySequence_Fast(ranges, "find_mappings() takes a sequence of (begin, end)");
+    PyObject* answers = fast == nullptr ? nullptr : PyList_New(0);
+    const std::vector<Mapping> maps = answers == nullptr ? std::vector<Mapping>() : read_own_maps();
+    for (Py_ssize_t i = 0; answers != nullptr && i < PySequence_Fast_GET_SIZE(fast); ++i) {
+      unsigned long long begin = 0;
+      unsigned long long end = 0;
+      PyObject* found = nullptr;
+      if (PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast, i), "KK", &begin, &end)) found = PyList_New(0);
+      if (found != nullptr) {
+        for (const Mapping* mapping : overlapping(maps, begin, end)) {
+          PyObject* entry = Py_BuildValue("KKsN", static_cast<unsigned long long>(mapping->begin),
+                                          static_cast<unsigned long long>(mapping->end),
+                                          mapping->permissions.c_str(), text(mapping->path));
+          if (entry == nullptr || PyList_Append(found, entry) != 0) Py_CLEAR(found);
+          Py_XDECREF(entry);
+          if (found == nullptr) break;
+        }
+      }
+      if (found == nullptr || PyList_Append(answers, found) != 0) Py_CLEAR(answers);
+      Py_XDECREF(found);
+    }
+    Py_XDECREF(fast);
+    return answers;
+  });
+}
+
+// The bytes that a built-in object hands out now. Only for types whose buffer is C code; the export is given
+// back at once.
+PyObject* buffer_of(PyObject*, PyObject* object) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) != 0) {
+    PyErr_Clear();  // a closed mmap: it has none
+    return none();
+  }
+  PyObject* answer = Py_BuildValue("KK", reinterpret_cast<unsigned long long>(view.buf),
+                                   static_cast<unsigned long long>(view.len));
+  PyBuffer_Release(&view);
+  return answer;
+}
+
 PyMethodDef methods[] = {
     {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(read)), METH_FASTCALL,
      "read(tensor, observer_refs=1, /)\n--\n\nRead all four layers of one tensor."},
@@ -167,6 +223,17 @@ PyMethodDef methods[] = {
      "instance_dict(object, /)\n--\n\nAnswer an object's own dictionary, or None, without asking its class."},
     {"learn_storage_slice", learn_storage_slice, METH_O,
      "learn_storage_slice(tensor, /)\n--\n\nLearn the deleter of sliced storages from a tensor over one."},
+    {"producer", producer, METH_O,
+     "producer(tensor, /)\n--\n\nAnswer the Python object whose memory a tensor borrows, where its deleter "
+     "keeps "
+     "one. Else None."},
+    {"find_mappings", find_mappings, METH_O,
+     "find_mappings(ranges, /)\n--\n\nAnswer, for each half-open range of addresses, the mappings of this "
+     "process "
+     "that hold a byte of it."},
+    {"buffer_of", buffer_of, METH_O,
+     "buffer_of(object, /)\n--\n\nAnswer address and bytes of the buffer a built-in object has now, or "
+     "None."},
     {"impl_data_address", impl_data_address, METH_O,
      "impl_data_address(tensor, /)\n--\n\nAnswer TensorImpl::data(), or None where asking would throw."},
     {"extent_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(extent_of)), METH_FASTCALL,

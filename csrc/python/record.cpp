@@ -80,6 +80,7 @@ void free_record(PyObject* self) {
   auto* record = reinterpret_cast<Record*>(self);
   Py_XDECREF(record->python.type);
   Py_XDECREF(record->python.module);
+  Py_XDECREF(record->python.producer_type);
   Py_XDECREF(record->inner);
   record->facts.~TensorFacts();
   PyObject_Free(self);
@@ -326,6 +327,13 @@ PyGetSetDef data_fields[] = {
           , "none, cpu_allocator, borrowed, callback, mapped, storage_slice, copy_on_write or other."),
     FIELD(maker, return r.facts.data.maker == nullptr ? none() : text(maker_name(*r.facts.data.maker));
           , "Whose memory it is, by the callable that frees it, or None."),
+    FIELD(producer, return address(r.facts.data.producer);
+          , "id() of the object whose memory it is, which the callable keeps alive, or None."),
+    FIELD(producer_type,
+          return Py_NewRef(r.python.producer_type == nullptr ? Py_None : r.python.producer_type);
+          , "Class of that object, or None."),
+    FIELD(read_only, return r.facts.data.read_only ? boolean(*r.facts.data.read_only) : none();
+          , "Whether a DLPack producer forbids writing; None where nobody says."),
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -436,6 +444,13 @@ bool read_python(PyObject* object, const c10::TensorImpl& impl, Py_ssize_t obser
   return true;
 }
 
+// While the tensor is alive its callable keeps the producer alive.
+bool name_producer(const DataFacts& data, PythonFacts& out) {
+  if (!data.producer_is_python || data.producer == nullptr) return true;
+  out.producer_type = PyUnicode_FromString(Py_TYPE(static_cast<const PyObject*>(data.producer))->tp_name);
+  return out.producer_type != nullptr;
+}
+
 // Null with an exception set on failure.
 PyObject* read_inner(const at::TensorBase& tensor, Kind kind) {
   const std::vector<InnerTensor> found = inner_tensors(tensor, kind);
@@ -492,7 +507,7 @@ PyObject* make_record(const at::TensorBase& tensor, PyObject* object, Py_ssize_t
   } catch (const std::exception& error) {
     PyErr_Format(PyExc_RuntimeError, "tensorplay could not read this tensor: %s", error.what());
   }
-  if (PyErr_Occurred() != nullptr ||
+  if (PyErr_Occurred() != nullptr || !name_producer(record->facts.data, record->python) ||
       (object != nullptr && !read_python(object, impl, observer_refs, record->python))) {
     Py_DECREF(made);
     return nullptr;

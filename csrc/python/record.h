@@ -24,6 +24,8 @@ struct PythonFacts {
   bool slot_is_self = false;   // the impl's PyObject slot names this very object
   bool uninitialized = false;  // torch.nn.UninitializedParameter or Buffer
   bool fake = false;           // torch's FakeTensor
+  PyObject* producer_type =
+      nullptr;  // owned str: class of the Python object whose memory the data is, or null
 };
 
 // Registers the types with the module; false with an exception set on failure.

@@ -8,19 +8,33 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
 from tensorplay.errors import UnknownCode
 from tensorplay.layers import Finding, Severity, TensorRecord, Where
 
+if TYPE_CHECKING:
+    from tensorplay.scene import Scene
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["CodeEntry", "Rule", "all_codes", "check_selectors", "code_entry", "load_rule", "record_rules", "selects"]
+__all__ = [
+    "CodeEntry",
+    "Rule",
+    "SceneRule",
+    "all_codes",
+    "check_selectors",
+    "code_entry",
+    "load_rule",
+    "record_rules",
+    "scene_rules",
+    "selects",
+]
 
 
 class CodeEntry(msgspec.Struct, frozen=True):
@@ -33,26 +47,10 @@ class CodeEntry(msgspec.Struct, frozen=True):
     preview: bool = False
 
 
-class Rule:
-    """A rule over single records.
-
-    The docstring is the rule's page: what it checks, why it matters, known limits, an example that fires, the healthy
-    form, the safety of the fix, the sources. ``tensorplay explain`` and docs/reference/rules show it.
-    """
+class _Coded:
+    """What all rules have: a code, and findings that take their name and severity from its entry."""
 
     code: ClassVar[str]
-
-    def suspects(self, record: Any) -> bool:
-        """Tell in constant time whether one record shows the fault.
-
-        Args:
-            record: a ``_C.TensorRecord`` or a TensorRecord: the attributes are the same.
-        """
-        raise NotImplementedError
-
-    def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
-        """Explain the suspects of one report, one finding a cause."""
-        raise NotImplementedError
 
     def finding(
         self, name: str, *, headline: str, subject: str, evidence: dict[str, Any], why: str, fix: str, source: str
@@ -71,6 +69,37 @@ class Rule:
             fix=fix,
             source=source,
         )
+
+
+class Rule(_Coded):
+    """A rule over single records.
+
+    The docstring is the rule's page: what it checks, why it matters, known limits, an example that fires, the healthy
+    form, the safety of the fix, the sources. ``tensorplay explain`` and docs/reference/rules show it.
+    """
+
+    def suspects(self, record: Any) -> bool:
+        """Tell in constant time whether one record shows the fault.
+
+        Args:
+            record: a ``_C.TensorRecord`` or a TensorRecord: the attributes are the same.
+        """
+        raise NotImplementedError
+
+    def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
+        """Explain the suspects of one report, one finding a cause."""
+        raise NotImplementedError
+
+
+class SceneRule(_Coded):
+    """A rule over all that one check() gathered: several tensors, arrays, the process's memory map.
+
+    inspect() does not ask it. The docstring is the rule's page, as for Rule.
+    """
+
+    def findings(self, scene: Scene) -> Iterator[Finding]:
+        """Explain what is wrong, one finding a cause."""
+        raise NotImplementedError
 
 
 @functools.cache
@@ -97,10 +126,10 @@ def code_entry(code: str) -> CodeEntry:
 
 
 @functools.cache
-def load_rule(code: str) -> Rule:
+def load_rule(code: str) -> Rule | SceneRule:
     """Import a code's rule."""
     module, _, name = code_entry(code).rule.partition(":")
-    rule = cast("type[Rule]", getattr(importlib.import_module(module), name))
+    rule = cast("type[Rule] | type[SceneRule]", getattr(importlib.import_module(module), name))
     if rule.code != code:
         raise RuntimeError(f"codes.toml names {rule.__qualname__} for {code}, the rule says {rule.code}")
     return rule()
@@ -109,7 +138,13 @@ def load_rule(code: str) -> Rule:
 @functools.cache
 def record_rules() -> tuple[Rule, ...]:
     """Answer the rules that look at one record in constant time: all that inspect() runs."""
-    return tuple(load_rule(code) for code in all_codes())
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), Rule))
+
+
+@functools.cache
+def scene_rules() -> tuple[SceneRule, ...]:
+    """Answer the rules that check() runs beside them."""
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), SceneRule))
 
 
 def rule_page(code: str) -> str:

@@ -240,6 +240,7 @@ def test_tp102_random_storage_and_view_agree_with_the_bytes(keep, start, size, s
     assert loud({"view": view}) == (["TP102"] if reaches > keep else [])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_tp102_nested_tensor_over_a_shrunk_storage_fires():
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
     assert loud({"nested": nested}) == []

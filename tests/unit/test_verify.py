@@ -69,6 +69,7 @@ def test_null_pointer_with_bytes_is_inconsistent():
     assert [finding.code for finding in verdict.findings] == ["TP103"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensor_over_a_shrunk_storage_is_inconsistent():
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
     assert tp.verify_data_ptr_consistency(nested).reasons == ("bytes 0 to 71 are inside the storage of 72 B",)

@@ -1,0 +1,86 @@
+"""All that check() gathered at one moment: records, arrays, who lends memory, and where addresses lie.
+
+The rules that need more than one record look here. The process's memory map is read after the records, so that the
+memory of every tensor read is in it, and only when a rule asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tensorplay._native import C
+from tensorplay.arrays import Owner
+from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
+from tensorplay.reports import Read, inner_model
+
+__all__ = ["Lent", "Mapping", "Scene", "Subject"]
+
+
+class Mapping(NamedTuple):
+    """A part of the address space, as the kernel lists it in /proc/self/maps."""
+
+    begin: int
+    end: int
+    permissions: str
+    path: str
+
+
+class Lent(NamedTuple):
+    """An array, and who lends it its memory."""
+
+    record: ArrayRecord
+    owner: Owner | None
+
+
+class Subject(NamedTuple):
+    """One tensor that a rule may be about: a record, native or copied, and the read it is part of."""
+
+    read: Read
+    record: Any
+
+    def model(self) -> TensorRecord:
+        """Copy the record into the model, under its path."""
+        return self.read.model() if self.record is self.read.record else inner_model(self.read, self.record)
+
+    def span(self) -> tuple[int, int] | None:
+        """Answer the addresses its elements lie in, where it has any in CPU memory that its storage covers."""
+        data, extent = self.record.data, self.record.extent
+        if data is None or extent is None or data.pointer == 0 or self.record.kind not in WITH_MEMORY:
+            return None
+        if not data.device.startswith("cpu") or not extent.needed_nbytes or extent.out_of_bounds is not False:
+            return None
+        return data.pointer + extent.first_byte, data.pointer + extent.needed_nbytes
+
+
+class Scene:
+    """What one check() gathered."""
+
+    def __init__(self, reads: Sequence[Read], arrays: Sequence[Lent] = ()) -> None:
+        self.reads = reads
+        self.arrays = arrays
+        self.unread: list[Unread] = []
+        self._mappings: dict[tuple[int, int], list[Mapping]] | None = None
+
+    def subjects(self) -> Iterator[Subject]:
+        """Yield every record, and those of the tensors inside it."""
+        for read in self.reads:
+            records = [read.record]
+            for record in records:
+                yield Subject(read, record)
+                records += [inner for _, inner in record.inner]
+
+    def mappings(self, span: tuple[int, int]) -> list[Mapping] | None:
+        """Answer the mappings that hold a byte of a subject's span, or None where the map cannot be read."""
+        if self._mappings is None:
+            spans = list({found for subject in self.subjects() if (found := subject.span()) is not None})
+            spans += [(lent.record.begin, lent.record.end) for lent in self.arrays]
+            try:
+                answers = C.find_mappings(spans)
+            except RuntimeError as error:
+                self.unread.append(Unread(name="/proc/self/maps", reason=str(error)))
+                answers = []
+            self._mappings = {
+                span: [Mapping(*mapping) for mapping in found] for span, found in zip(spans, answers, strict=False)
+            }
+        return self._mappings.get(span)
