@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from tensorplay.layers import SEVERITIES, WITH_MEMORY, Change, Document, Finding, TensorRecord
+from tensorplay.layers import SEVERITIES, WITH_MEMORY, ArrayRecord, Change, Document, Finding, TensorRecord
 from tensorplay.render.strides import strides_picture
 from tensorplay.words import bytes_text, describe, plural, shape_text
 
@@ -156,6 +156,8 @@ class _Writer:
             parts += [self.tree(record) for record in document.records]
         else:
             parts.append(self.table(document.records))
+        if document.arrays:
+            parts.append(self.arrays(document.arrays))
         parts += [Group("", _finding(finding)) for finding in _sorted(document.findings)]
         parts.append(self.summary())
         return Group(*parts)
@@ -412,6 +414,21 @@ class _Writer:
         rest = f"... and {plural(len(rows) - _MOST_ROWS, 'more tensor')}: report.records and to_json() have all"
         return Group(table, Text(rest, style="dim"))
 
+    def arrays(self, arrays: Sequence[ArrayRecord]) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for header in ("array", "type", "address", "notes"):
+            table.add_column(header, overflow="fold")
+        for array in arrays[:_MOST_ROWS]:
+            notes = [] if array.writeable else ["not writeable"]
+            if array.owner_type is not None:
+                notes.append(f"borrowed from {array.owner_type}")
+            notes += [f"also {path}" for path in array.also[:1]]
+            kind = f"{array.type} {array.dtype}{shape_text(array.shape)}"
+            table.add_row(array.name, kind, self.name("D", array.pointer), ", ".join(notes))
+        if len(arrays) <= _MOST_ROWS:
+            return table
+        return Group(table, Text(f"... and {plural(len(arrays) - _MOST_ROWS, 'more array')}", style="dim"))
+
     def changes(self, changes: Iterable[Change]) -> RenderableType:
         rows = list(changes)
         if not rows:
@@ -452,6 +469,8 @@ class _Writer:
             counted.append(f"{plural(len(with_memory), 'storage')}, {bytes_text(total)}")
         if others := len(storages) - len(with_memory):
             counted.append(f"{plural(others, 'storage')} without memory")
+        if document.arrays:
+            counted.append(plural(len(document.arrays), "array"))
         text = Text(f"{', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
         found = [(f"{count} {severity}", _COLORS[severity]) for severity, count in counts if count]
