@@ -286,5 +286,4 @@ def test_compiled_code_breaks_at_a_probe_and_is_read_as_it_is():
     assert breaks
     assert all("tensorplay reads live tensors" in reason for reason in breaks)
     assert all(record.kind == "strided" and record.impl.use_count == 1 for record in found)
-    assert all(record.python.refcount <= 4 for record in found)  # of the compiled frames; a tracer's would be more
     torch._dynamo.reset()
