@@ -6,7 +6,8 @@ memory of every tensor read is in it, and only when a rule asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
@@ -38,19 +39,22 @@ class Subject(NamedTuple):
 
     read: Read
     record: Any
+    span: tuple[int, int] | None
+    """The addresses its elements lie in, where it has any in CPU memory that its storage covers."""
 
     def model(self) -> TensorRecord:
         """Copy the record into the model, under its path."""
         return self.read.model() if self.record is self.read.record else inner_model(self.read, self.record)
 
-    def span(self) -> tuple[int, int] | None:
-        """Answer the addresses its elements lie in, where it has any in CPU memory that its storage covers."""
-        data, extent = self.record.data, self.record.extent
-        if data is None or extent is None or data.pointer == 0 or self.record.kind not in WITH_MEMORY:
-            return None
-        if not data.device.startswith("cpu") or not extent.needed_nbytes or extent.out_of_bounds is not False:
-            return None
-        return data.pointer + extent.first_byte, data.pointer + extent.needed_nbytes
+
+def _span(record: Any) -> tuple[int, int] | None:
+    data, extent = record.data, record.extent
+    if data is None or extent is None or record.kind not in WITH_MEMORY or not data.device.startswith("cpu"):
+        return None
+    pointer, needed = data.pointer, extent.needed_nbytes
+    if pointer == 0 or not needed or extent.out_of_bounds is not False:
+        return None
+    return pointer + extent.first_byte, pointer + needed
 
 
 class Scene:
@@ -62,18 +66,21 @@ class Scene:
         self.unread: list[Unread] = []
         self._mappings: dict[tuple[int, int], list[Mapping]] | None = None
 
-    def subjects(self) -> Iterator[Subject]:
-        """Yield every record, and those of the tensors inside it."""
+    @functools.cached_property
+    def subjects(self) -> list[Subject]:
+        """Every record, and those of the tensors inside it."""
+        found = []
         for read in self.reads:
             records = [read.record]
             for record in records:
-                yield Subject(read, record)
+                found.append(Subject(read, record, _span(record)))
                 records += [inner for _, inner in record.inner]
+        return found
 
     def mappings(self, span: tuple[int, int]) -> list[Mapping] | None:
         """Answer the mappings that hold a byte of a subject's span, or None where the map cannot be read."""
         if self._mappings is None:
-            spans = list({found for subject in self.subjects() if (found := subject.span()) is not None})
+            spans = list({subject.span for subject in self.subjects if subject.span is not None})
             spans += [(lent.record.begin, lent.record.end) for lent in self.arrays]
             try:
                 answers = C.find_mappings(spans)

@@ -202,8 +202,8 @@ class MappedReadOnly(SceneRule):
             )
 
     def _read_only(self, scene: Scene) -> Iterator[tuple[Subject, Mapping]]:
-        for subject in scene.subjects():
-            span = subject.span()
+        for subject in scene.subjects:
+            span = subject.span
             for mapping in (scene.mappings(span) if span else None) or ():
                 if mapping.permissions[:2] == "r-":
                     yield subject, mapping
@@ -261,8 +261,8 @@ class ProducerNotWriteable(SceneRule):
         """Explain one finding an array."""
         constant = {lent.record.address: lent.record for lent in scene.arrays if not lent.record.writeable}
         groups: dict[int, list[Subject]] = {}
-        for subject in scene.subjects() if constant else ():
-            span = subject.span()
+        for subject in scene.subjects if constant else ():
+            span = subject.span
             array = next((constant[i] for i in subject.read.lenders(subject.record) if i in constant), None)
             mapped = (scene.mappings(span) if span else None) or []
             if array is not None and span and all("w" in mapping.permissions for mapping in mapped):
@@ -340,7 +340,7 @@ class NotMapped(SceneRule):
         for group, first in _by_storage(self._not_mapped(scene)):
             record = group[0].model()
             assert record.data is not None and record.storage is not None and record.extent is not None
-            span = group[0].span()
+            span = group[0].span
             assert span is not None
             held = f"; it borrows the memory of a {record.data.producer_type}" if record.data.producer_type else ""
             yield self.finding(
@@ -363,8 +363,8 @@ class NotMapped(SceneRule):
             )
 
     def _not_mapped(self, scene: Scene) -> Iterator[tuple[Subject, int]]:
-        for subject in scene.subjects():
-            span = subject.span()
+        for subject in scene.subjects:
+            span = subject.span
             mappings = scene.mappings(span) if span else None
             if span is None or mappings is None:
                 continue
@@ -493,8 +493,8 @@ class OwnerMoved(SceneRule):
             )
 
     def _moved_under(self, scene: Scene) -> Iterator[tuple[Subject, Any]]:
-        for subject in scene.subjects():
-            owner, span = subject.read.producer, subject.span()
+        for subject in scene.subjects:
+            owner, span = subject.read.producer, subject.span
             if owner is None or span is None or subject.record is not subject.read.record:
                 continue
             lender = owner.tensor.data if owner.tensor is not None else None
@@ -516,7 +516,7 @@ def _holds(begin: int | None, end: int | None, span: tuple[int, int]) -> bool:
 
 def _owned_elsewhere(scene: Scene, span: tuple[int, int]) -> bool:
     """Tell whether a tensor among the objects still has these bytes in memory of PyTorch's own."""
-    for subject in scene.subjects():
+    for subject in scene.subjects:
         data, storage = subject.record.data, subject.record.storage
         if data is None or data.pointer == 0 or data.origin in ("borrowed", "callback"):
             continue
