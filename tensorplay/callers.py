@@ -139,7 +139,7 @@ def _code_of(function: object) -> types.CodeType | None:
         function = inspect.unwrap(function)  # type: ignore[arg-type]
         while isinstance(function, functools.partial):
             function = inspect.unwrap(function.func)
-    except ValueError:  # it wraps itself
+    except Exception:  # it wraps itself, or its attributes are code that raises
         return None
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return code if isinstance(code, types.CodeType) else None

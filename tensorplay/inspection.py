@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +18,7 @@ from torch._C._dynamo import eval_frame
 
 from tensorplay.arrays import owner_of, producer_of, read_array
 from tensorplay.callers import Caller
+from tensorplay.classes import class_name
 from tensorplay.errors import InconsistentTensor
 from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
@@ -60,6 +63,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _MOST_LABELS = 256
 _MOST_LABELLED_RECORDS = 50_000
 _history: dict[str, dict[str, TensorRecord]] = {}
+_history_lock = threading.Lock()
 
 
 def _outside_compiled_code(function: _Function) -> _Function:
@@ -176,7 +180,9 @@ def check_at(
 ) -> Report:
     """Do what check() does for a line of code that is known already; `name` is what a single object is called."""
     if type(objs) is dict and all(type(key) is str for key in list(objs)):
-        named: list[tuple[str, object]] = list(objs.items())
+        named: list[tuple[str, object]] = [
+            (key if key and key.isprintable() else repr(key), obj) for key, obj in objs.items()
+        ]
         root_refs = 1  # the pair in `named`
     else:
         root_refs = 2 * _CALL_REFS + 1  # the same, and the arguments of check() and of this
@@ -324,6 +330,8 @@ class _Reads(NamedTuple):
 def _read_all(
     named: list[tuple[str, object]], max_tensors: int, *, grads: bool, lenders: bool, root_refs: int
 ) -> _Reads:
+    if type(max_tensors) is not int:
+        raise TypeError(f"max_tensors must be an int, got {class_name(type(max_tensors))}")
     if max_tensors < 1:
         raise ValueError(f"max_tensors must be 1 or more, got {max_tensors}")
     roots = Counter(id(obj) for _, obj in named)
@@ -386,9 +394,9 @@ def _explain_scene(scene: Scene, rules: Iterable[SceneRule]) -> Iterator[Finding
 
 
 def _nothing_found(call: str, x: object, container: bool = True) -> str:
-    kind = type(x).__name__
-    if isinstance(x, torch.UntypedStorage):
-        return f"{call}() got an UntypedStorage: pass a tensor over it, torch.tensor([], dtype=...).set_(storage)"
+    kind = class_name(type(x))
+    if type(x) in (torch.UntypedStorage, torch.TypedStorage):
+        return f"{call}() got an {kind}: pass a tensor over it, torch.tensor([], dtype=...).set_(storage)"
     if container:
         return (
             f"{call}() found no tensor in this {kind}: pass a torch.Tensor, or a module, optimizer, state dict, "
@@ -400,12 +408,13 @@ def _nothing_found(call: str, x: object, container: bool = True) -> str:
 def _compare_with_last(label: str, report: Report, paths: list[str]) -> None:
     """Note what changed since the last report of a label; tensors are matched by their path below the argument."""
     records = dict(zip(paths, report.records, strict=True))
-    last = _history.pop(label, None)
+    with _history_lock:
+        last = _history.pop(label, None)
+        _history[label] = records
+        kept = sum(map(len, _history.values()))
+        while len(_history) > 1 and (len(_history) > _MOST_LABELS or kept > _MOST_LABELLED_RECORDS):
+            kept -= len(_history.pop(next(iter(_history))))
     report.replace_document(label=label, changes=None if last is None else tuple(_changes(last, records)))
-    _history[label] = records
-    kept = sum(map(len, _history.values()))
-    while len(_history) > 1 and (len(_history) > _MOST_LABELS or kept > _MOST_LABELLED_RECORDS):
-        kept -= len(_history.pop(next(iter(_history))))
 
 
 _LAYERS = ("python", "impl", "storage", "data", "extent")
@@ -457,5 +466,9 @@ def _in_ipython() -> bool:
 def _print(report: Report) -> None:
     from tensorplay.render.text import print_report
 
-    if sys.stderr is not None:  # pythonw, a daemon
+    if sys.stderr is None:  # pythonw, a daemon
+        return
+    try:
         print_report(report.document, sys.stderr)
+    except Exception as error:  # a full disk, a closed or a foreign stream: no reason to end the program
+        warnings.warn(f"tensorplay could not print to stderr: {error}", stacklevel=4)

@@ -259,7 +259,8 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     extent: Extent | None
     """The bytes reached; None where shape or strides are not numbers."""
     absent: dict[str, str]
-    """Path of a field that is None to the reason why."""
+    """Path of a field that is None to the reason why. No entry where None is the answer, as for the grad_fn of a
+    leaf."""
     inner: tuple[InnerRecord, ...] = ()
     """The tensors it is made of."""
     also: tuple[str, ...] = ()

@@ -196,7 +196,10 @@ class Report:
 
     def to_json(self) -> str:
         """Answer the document as JSON."""
-        return msgspec.json.encode(self.document).decode()
+        try:
+            return msgspec.json.encode(self.document).decode()
+        except UnicodeEncodeError:  # names may hold lone surrogates, which JSON's UTF-8 cannot
+            return msgspec.json.encode(_without_surrogates(msgspec.to_builtins(self.document))).decode()
 
     def text(
         self, *, width: int | None = None, color: bool = False, ascii: bool = False, addresses: bool = False
@@ -215,8 +218,8 @@ class Report:
 
     def __str__(self) -> str:
         # print() encodes for standard output, and raises for a character that it does not have.
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        return self.text(ascii=not encoding.lower().startswith("utf"))
+        encoding = getattr(sys.stdout, "encoding", None)
+        return self.text(ascii=isinstance(encoding, str) and not encoding.lower().startswith("utf"))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))  # what IPython shows for a cell's last line
@@ -263,6 +266,14 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"<tensorplay.Verdict: {self.ok}, {'; '.join(self.reasons)}>"
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return [_without_surrogates(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class _Version(msgspec.Struct):

@@ -34,7 +34,7 @@ else:
 
 __all__ = ["Config", "Selection", "lenient_config", "load_config", "select_findings"]
 
-_IGNORE = re.compile(r"#\s*tensorplay:\s*ignore\b\s*(?:\[([^\]]*)\])?\s*(.*)")
+_IGNORE = re.compile(r"#\s*tensorplay:\s*ignore\b\s*(?:\[([^\]]*)\])?\s*(.*)", re.IGNORECASE)
 _NO_CODE = "no code"
 
 
@@ -92,7 +92,7 @@ def _read_config(path: Path) -> Config:
         known = _configs.get(path)
         if known is not None and known[0] == changed:
             return known[1]
-        project = tomllib.loads(path.read_text(encoding="utf-8"))
+        project = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         config = msgspec.convert(project, _Project).tool.tensorplay
         check_selectors((*config.select, *config.ignore))
     except (ValueError, OSError, RecursionError) as error:  # of TOML, of UTF-8 and of msgspec: all are ValueErrors
@@ -148,12 +148,13 @@ def select_findings(
     for finding, comments in placed:
         code = finding.code
         comment = next((c for c in comments if selects([c.code], code)), None)
+        if comment is not None:  # needed, whatever else hides the finding as well
+            used.add((comment.file, comment.line, comment.code))
         if not selects(select, code):
             hidden[code, "select", None] += 1
         elif selects(ignore, code):
             hidden[code, "ignore", None] += 1
         elif comment is not None:
-            used.add((comment.file, comment.line, comment.code))
             hidden[code, f"{shorten(comment.file)}:{comment.line}", comment.reason] += 1
         else:
             shown.append(finding)

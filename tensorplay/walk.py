@@ -27,6 +27,7 @@ __all__ = ["Found", "Place", "attributes", "find_tensors"]
 
 _Child = tuple[str, Any]
 _LONGEST_KEY = 120
+_LONGEST_PATH = 2000
 
 # What nn.Module keeps for itself in the instance dictionary, beside the three tables read by name.
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -48,7 +49,6 @@ _LEAVES = (
     types.MethodType,
     types.CodeType,
     types.FrameType,
-    types.GeneratorType,
     weakref.ReferenceType,
     torch.dtype,
     torch.device,
@@ -98,7 +98,8 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
     arrays: list[Place] = []
     unread: list[Unread] = []
     known: dict[int, Place] = {}
-    opened: dict[int, object] = {}  # held, so that an id is not used again meanwhile
+    # What was opened, and whether plain objects in it were too; held, so that an id is not used again meanwhile.
+    opened: dict[int, tuple[object, bool]] = {}
     # Path of what is being opened, its children, and whether plain objects among them may be opened.
     stack: list[tuple[str, Iterator[_Child], bool]] = [("", iter(list(named)), True)]
     while stack:
@@ -138,16 +139,20 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
             elif len(arrays) < most:
                 arrays.append(known.setdefault(id(obj), Place(path, obj)))
             continue
-        if plan.leaf or id(obj) in opened:
+        if plan.leaf or (id(obj) in opened and (opened[id(obj)][1] or not may_open)):
             continue
+        if plan.sealed is not None:
+            unread.append(Unread(name=path, reason=plan.sealed))
+            continue
+        path = _shortened(path)
         if plan.read is not None:
-            opened[id(obj)] = obj
+            opened[id(obj)] = (obj, may_open)
             stack.append((path, plan.read(path, obj, known), may_open))
         elif (node := _pytree_nodes().get(id(type(obj)))) is not None:
-            opened[id(obj)] = obj
+            opened[id(obj)] = (obj, may_open)
             stack.append((path, _of_pytree(path, obj, node), may_open))
         elif may_open:
-            opened[id(obj)] = obj
+            opened[id(obj)] = (obj, may_open)
             stack.append((path, _attribute_children(path, obj), False))
     return Found(places, arrays, unread, False)
 
@@ -157,8 +162,14 @@ class _Plan(NamedTuple):
 
     leaf: bool
     array: bool
+    sealed: str | None  # why it cannot be looked into, though tensors may be there
     read: Callable[[str, Any, dict[int, Place]], Iterator[_Child]] | None
     slots: tuple[str, ...]  # names only: a descriptor would keep its class alive
+
+
+def _shortened(path: str) -> str:
+    """Bound the path of a container: each level below copies it."""
+    return path if len(path) <= _LONGEST_PATH else f"{path[: _LONGEST_PATH // 2]}...{path[-_LONGEST_PATH // 4 :]}"
 
 
 _plans: dict[int, tuple[weakref.ref[type], _Plan]] = {}
@@ -184,7 +195,10 @@ def _plan(cls: type) -> _Plan:
         read = _of_attributes
     ndarray = array_class()
     array = ndarray is not None and any(base is ndarray for base in bases)
-    plan = _Plan(leaf, array, read, slots)
+    sealed = None
+    if read is None:
+        sealed = next((why for kind, why in _SEALED if any(base is kind for base in bases)), None)
+    plan = _Plan(leaf, array, sealed, read, slots)
     key = id(cls)
     _plans[key] = (weakref.ref(cls, lambda _: _plans.pop(key, None)), plan)
     return plan
@@ -247,6 +261,12 @@ def _of_attributes(path: str, obj: Any, _: dict[int, Place]) -> Iterator[_Child]
 
 def _of_module(path: str, module: Any, _: dict[int, Place]) -> Iterator[_Child]:
     own = attributes(module)
+    if "_actual_script_module" in own:  # torch.jit.trace's wrapper
+        yield path, own["_actual_script_module"]
+        return
+    if type(own.get("_c")) is torch._C.ScriptModule:
+        yield from _of_script(path, own["_c"], _)
+        return
     for name in _MODULE_TABLES:
         table = own.get(name)
         if issubclass(type(table), dict):
@@ -257,6 +277,13 @@ def _of_module(path: str, module: Any, _: dict[int, Place]) -> Iterator[_Child]:
             yield f"{path}.{name}", table
     for name, value in own.items():
         if name not in _MODULE_INTERNALS and name not in _MODULE_TABLES and id(type(value)) not in _LEAF_IDS:
+            yield _attribute(path, name), value
+
+
+def _of_script(path: str, module: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    """Look into TorchScript's own module: in C++, with Python objects made for its tensors as parameters() does."""
+    for table in (torch._C.ParameterDict, torch._C.BufferDict, torch._C.ModuleDict):
+        for name, value in table(module).items():
             yield _attribute(path, name), value
 
 
@@ -308,9 +335,11 @@ def _pytree_key(path: str, key: Any, index: int) -> str:
 
 
 def _of_dict(path: str, mapping: Any, _: dict[int, Place]) -> Iterator[_Child]:
-    for key, value in _items(mapping):
+    for index, (key, value) in enumerate(_items(mapping)):
         if id(type(value)) not in _LEAF_IDS:
             yield f"{path}[{_key(key)}]", value
+        if C.is_tensor(key):
+            yield f"{path}.keys()[{index}]", key
 
 
 def _key(key: Any, depth: int = 0) -> str:
@@ -367,8 +396,15 @@ def _of_view(path: str, view: Any, _: dict[int, Place]) -> Iterator[_Child]:
         yield f"{path}[{index}]", value
 
 
+_ITERATOR = "an iterator, which looking would use up: pass a list of it"
+_SEALED: tuple[tuple[type, str], ...] = (
+    *((kind, _ITERATOR) for kind in (types.GeneratorType, zip, map, filter, enumerate, reversed)),
+    *((kind, _ITERATOR) for kind in map(type, (iter([]), iter(()), iter({}), iter({}.values()), iter(set())))),
+    (torch._C.ScriptObject, "a C++ object of TorchScript or of a quantized module, whose tensors no field names"),
+)
 _CONTAINERS: tuple[tuple[type, Callable[[str, Any, dict[int, Place]], Iterator[_Child]]], ...] = (
     (torch.optim.Optimizer, _of_optimizer),
+    (torch._C.ScriptModule, _of_script),
     (torch.nn.Module, _of_module),
     (dict, _of_dict),
     (list, _sequence(list.copy)),

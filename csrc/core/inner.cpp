@@ -50,6 +50,7 @@ void read_nested(const c10::TensorImpl& impl, TensorFacts& facts) {
     return;
   }
   NestedFacts all;
+  all.dim = sizes->length + 1;
   bool first = true;
   for (int64_t i = 0; i < sizes->count; ++i) {
     const std::optional<int64_t> cells = count_elements(sizes->row(i));

@@ -204,6 +204,8 @@ std::string_view absence_reason(Absence absence) {
       return "the allocator is registered for no device";
     case Absence::kNestedOrder:
       return "a nested tensor has an order for each component";
+    case Absence::kPacked:
+      return "several elements share a byte: which bytes a view reaches is not worked out";
   }
   return "unknown";
 }

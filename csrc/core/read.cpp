@@ -420,10 +420,18 @@ int64_t elements_a_byte(caffe2::TypeMeta dtype) {
   return 1;
 }
 
-std::optional<int64_t> bytes_of(std::optional<int64_t> cells, const ImplFacts& impl) {
-  const int64_t packed = elements_a_byte(impl.dtype);
-  if (cells && packed > 1) cells = (*cells + packed - 1) / packed;
-  return times(cells, impl.itemsize);
+// The bytes of a whole packed tensor: each row of the last dimension begins a new byte
+// (get_sub_byte_tensor_size, ATen/quantized/QTensorImpl). Absent for a view of one.
+std::optional<int64_t> packed_nbytes(const TensorFacts& facts) {
+  const DimSpan shape = facts.shape();
+  if (facts.impl.storage_offset != 0 || !is_contiguous(shape, facts.stride())) return std::nullopt;
+  if (shape.empty()) return 1;
+  const int64_t a_byte = elements_a_byte(facts.impl.dtype);
+  const std::optional<int64_t> rows = count_elements(shape.first(shape.size() - 1));
+  int64_t bytes = 0;
+  if (!rows || __builtin_mul_overflow(*rows, (shape.back() + a_byte - 1) / a_byte, &bytes))
+    return std::nullopt;
+  return bytes;
 }
 
 }  // namespace
@@ -466,23 +474,28 @@ std::optional<int64_t> TensorFacts::nbytes() const {
 }
 
 std::optional<int64_t> TensorFacts::needed_nbytes() const {
-  if (nested) return bytes_of(nested->range.end, impl);
+  if (nested) return times(nested->range.end, impl.itemsize);
   if (!has_geometry()) return std::nullopt;
   if (impl.numel == 0) return 0;
+  if (is_packed()) return packed_nbytes(*this);
   const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
-  return bytes_of(range ? std::optional(range->end) : std::nullopt, impl);
+  return times(range ? std::optional(range->end) : std::nullopt, impl.itemsize);
 }
 
 std::optional<int64_t> TensorFacts::first_byte() const {
   if (nested) return times(nested->range.begin, impl.itemsize);
   if (!has_geometry()) return std::nullopt;
+  if (is_packed()) return packed_nbytes(*this) ? std::optional<int64_t>(0) : std::nullopt;
   const std::optional<CellRange> range = cell_range(shape(), stride(), impl.storage_offset);
-  return times(range ? std::optional(range->begin / elements_a_byte(impl.dtype)) : std::nullopt,
-               impl.itemsize);
+  return times(range ? std::optional(range->begin) : std::nullopt, impl.itemsize);
 }
 
 std::optional<int64_t> TensorFacts::nbytes_of(std::optional<int64_t> cells) const {
-  return bytes_of(cells, impl);
+  return is_packed() ? packed_nbytes(*this) : times(cells, impl.itemsize);
+}
+
+bool TensorFacts::is_packed() const {
+  return elements_a_byte(impl.dtype) > 1;
 }
 
 std::optional<uint64_t> TensorFacts::data_address() const {

@@ -62,6 +62,7 @@ enum class Absence : uint8_t {
   kForgottenAllocator,
   kUnregisteredAllocator,
   kNestedOrder,
+  kPacked,
 };
 
 // Sizes or strides; on the heap only past five of them, as in c10::impl::SizesAndStrides.
@@ -197,6 +198,7 @@ struct DataFacts {
 
 // A strided nested tensor's components together, for it has no geometry of its own.
 struct NestedFacts {
+  int64_t dim = 0;
   int64_t numel = 0;
   CellRange range;
 };
@@ -220,6 +222,7 @@ struct TensorFacts {
   std::optional<int64_t> needed_nbytes() const;
   std::optional<int64_t> first_byte() const;
   std::optional<int64_t> nbytes_of(std::optional<int64_t> cells) const;
+  bool is_packed() const;  // several elements share a byte
   // storage pointer + offset x itemsize, what Tensor.data_ptr() answers (0 for a tensor without elements).
   std::optional<uint64_t> data_address() const;
 };

@@ -104,7 +104,8 @@ std::vector<Missing> missing_fields(const Record& record) {
     for (const char* field : fields) missing.push_back({field, why});
   };
   if (impl.shape_absence != Absence::kSymbolic) {
-    note({"impl.shape", "impl.numel", "impl.dim", "impl.storage_offset"}, impl.shape_absence);
+    note({"impl.shape", "impl.storage_offset"}, impl.shape_absence);
+    if (!facts.nested) note({"impl.numel", "impl.dim"}, impl.shape_absence);
     note({"impl.stride"}, impl.stride_absence);
   }
   if (!impl.device) note({"impl.device"}, Absence::kNoDevice);
@@ -139,11 +140,13 @@ std::vector<Missing> missing_fields(const Record& record) {
   }
   if (!facts.nbytes()) note({"extent.nbytes"}, Absence::kOverflow);
   if (!facts.needed_nbytes()) {
-    note({"extent.needed_nbytes", "extent.first_byte", "extent.out_of_bounds"}, Absence::kOverflow);
+    note({"extent.needed_nbytes", "extent.first_byte", "extent.out_of_bounds"},
+         facts.is_packed() ? Absence::kPacked : Absence::kOverflow);
   }
   if (!facts.nested && !facts.nbytes_of(distinct(record))) {
     const Absence why = facts.nbytes() && facts.needed_nbytes() ? Absence::kTooHard : Absence::kOverflow;
-    note({"extent.visible_nbytes", "extent.self_overlapping"}, why);
+    note({"extent.visible_nbytes"}, facts.is_packed() ? Absence::kPacked : why);
+    if (!distinct(record)) note({"extent.self_overlapping"}, why);
   }
   if (!facts.has_storage) {
     note({"extent.storage_nbytes", "extent.out_of_bounds"}, Absence::kNoStorage);
@@ -225,9 +228,11 @@ PyGetSetDef impl_fields[] = {
           return r.facts.has_shape() ? integer(r.facts.impl.storage_offset) : none();, "Offset in elements."),
     FIELD(numel,
           if (r.facts.impl.shape_absence == Absence::kSymbolic) return expression(r.facts.symbolic->numel);
+          if (r.facts.nested) return integer(r.facts.nested->numel);
           return r.facts.has_shape() ? integer(r.facts.impl.numel) : none();, "Number of elements."),
     FIELD(dim, if (r.facts.symbolic && r.facts.impl.shape_absence == Absence::kSymbolic) return integer(
                    static_cast<int64_t>(r.facts.symbolic->shape.size()));
+          if (r.facts.nested) return integer(r.facts.nested->dim);
           return r.facts.has_shape() ? integer(static_cast<int64_t>(r.facts.impl.shape.size())) : none();
           , "Number of dimensions."),
     FIELD(dtype, return dtype_name(r.facts.impl.dtype);, "Data type: float32, int64, ..."),

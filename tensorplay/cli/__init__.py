@@ -38,8 +38,9 @@ def main() -> None:
     except click.Abort:
         _stop("interrupted", 130)
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        context = getattr(error, "ctx", None)
+        help_call = f" (see {context.command_path} --help)" if context is not None else ""
+        _stop(f"{error.format_message()}{help_call}")
     except TensorPlayError as error:
         _stop(str(error))
     except Exception as error:

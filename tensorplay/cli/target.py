@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,9 @@ def load_target(target: str) -> Callable[[], Any]:
     Raises:
         TargetError: in one line, what does not load and what to write instead.
     """
+    # Before the target's folder goes first: a rich.py may lie in it.
+    importlib.import_module("tensorplay.inspection")
+    importlib.import_module("tensorplay.render.text")
     location, colon, name = target.rpartition(":")
     if not colon or not location or not name:
         raise TargetError(f"{target!r} is no target: write package.module:factory or file.py:factory")
@@ -48,12 +53,42 @@ def call_target(target: str, factory: Callable[[], Any]) -> Any:
         TargetError: it raised; the message names the exception and its line.
     """
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the report
-            return factory()
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise TargetError(f"{target} cannot be called without arguments ({error}): name a function that can") from None
+    except Exception:  # no signature to be had: the call itself will tell
+        pass
+    try:
+        with _stdout_aside():
+            made = factory()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise TargetError(f"{target} raised {_describe(error)}") from error
+    if inspect.iscoroutine(made):
+        made.close()
+        raise TargetError(f"{target} is an async function: name one that answers the object itself")
+    return made
+
+
+@contextlib.contextmanager
+def _stdout_aside() -> Iterator[None]:
+    """Send to stderr what users' code prints, from C as well: stdout is for the report."""
+    try:
+        kept, to = os.dup(1), sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):  # closed, or no files
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        os.dup2(to, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _load_module(name: str) -> ModuleType:
@@ -61,7 +96,8 @@ def _load_module(name: str) -> ModuleType:
     if folder not in sys.path:  # a console script has its own folder there, not the current one
         sys.path.insert(0, folder)
     try:
-        return importlib.import_module(name)
+        with _stdout_aside():
+            return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -69,21 +105,28 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    try:
+        present = path.is_file()
+    except OSError as error:
+        raise TargetError(f"cannot read {path}: {error.strerror}") from error
+    if not present:
         raise TargetError(f"there is no file {path}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A file called typing.py must not take the place of the module of that name.
+    name = path.stem if path.stem not in sys.modules else f"{path.stem} of {folder}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _stdout_aside():
+            spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        del sys.modules[path.stem]
+        del sys.modules[name]
         raise TargetError(f"cannot import {path}: {_describe(error)}") from error
     return module
 

@@ -22,6 +22,8 @@ __all__ = ["print_report", "render", "render_finding"]
 
 _MOST_TREES = 3
 _MOST_ROWS = 50
+_LEAST_WIDTH = 40
+_PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 # What a terminal would act on instead of showing it: names may hold anything.
 _CONTROL = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _ADDRESSES = {
@@ -48,7 +50,7 @@ def render(
 ) -> str:
     """Answer a report as text; arguments as for Report.text()."""
     buffer = _AsciiBuffer() if ascii else io.StringIO()
-    columns = width or shutil.get_terminal_size((100, 24)).columns
+    columns = max(_LEAST_WIDTH, width or shutil.get_terminal_size((100, 24)).columns)
     _console(buffer, columns, color).print(_Writer(document, columns, ascii, addresses).all())
     return _finish(buffer.getvalue(), color)
 
@@ -158,7 +160,11 @@ class _Writer:
             parts.append(self.table(document.records))
         if document.arrays:
             parts.append(self.arrays(document.arrays))
-        parts += [Group("", _finding(finding)) for finding in _sorted(document.findings)]
+        findings = _sorted(document.findings)
+        parts += [Group("", _finding(finding)) for finding in findings[:_MOST_ROWS]]
+        if len(findings) > _MOST_ROWS:
+            rest = plural(len(findings) - _MOST_ROWS, "more finding")
+            parts.append(Text(f"\n... and {rest}: report.findings and to_json() have all", style="dim"))
         parts.append(self.summary())
         return Group(*parts)
 
@@ -356,7 +362,13 @@ class _Writer:
         if extent.contiguous and extent.visible_nbytes == extent.storage_nbytes and not extent.out_of_bounds:
             return None
         offset, sizes, steps = impl.storage_offset, _integers(impl.shape), _integers(impl.stride)
-        if not isinstance(impl.numel, int) or impl.numel == 0 or not isinstance(offset, int) or not impl.itemsize:
+        if (
+            impl.dtype in _PACKED
+            or not isinstance(impl.numel, int)
+            or impl.numel == 0
+            or not isinstance(offset, int)
+            or not impl.itemsize
+        ):
             return None
         if sizes is None or steps is None or len(sizes) != len(steps):
             return None
@@ -436,10 +448,13 @@ class _Writer:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for header in ("name", "field", "before", "now"):
             table.add_column(header, overflow="fold")
-        for change in rows:
+        for change in rows[:_MOST_ROWS]:
             before, after = (self.value(change.field, value) for value in (change.before, change.after))
             table.add_row(change.name, change.field, before, after)
-        return table
+        if len(rows) <= _MOST_ROWS:
+            return table
+        rest = f"... and {plural(len(rows) - _MOST_ROWS, 'more change')}: report.document.changes has all"
+        return Group(table, Text(rest, style="dim"))
 
     def same_addresses(self, changes: Iterable[Change]) -> str | None:
         """Say what an equal address does not prove, where one was compared and found equal."""
@@ -476,7 +491,9 @@ class _Writer:
         found = [(f"{count} {severity}", _COLORS[severity]) for severity, count in counts if count]
         for number, (words, style) in enumerate(found):
             text.append(", " if number else "").append(words, style=style)
-        if not found:
+        if not found and not document.records and not document.arrays:
+            text.append("nothing was checked", style="yellow")
+        elif not found:
             text.append("no findings", style="green")
         lines: list[RenderableType] = [text]
         if document.truncated is not None:

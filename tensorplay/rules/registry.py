@@ -147,10 +147,13 @@ def scene_rules() -> tuple[SceneRule, ...]:
     return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), SceneRule))
 
 
+_PAGES = "docs/reference/rules in the TensorPlay checkout"
+
+
 def rule_page(code: str) -> str:
     """Answer a rule's page in Markdown, from its docstring."""
     entry = code_entry(code)
-    body = inspect.getdoc(type(load_rule(code))) or ""
+    body = inspect.getdoc(type(load_rule(code))) or f"No page: Python runs without docstrings (-OO). See {_PAGES}."
     preview = " · preview" if entry.preview else ""
     return f"# {code} {entry.name}\n\n*{entry.severity} · since {entry.since}{preview}*\n\n{body}\n"
 
@@ -163,6 +166,8 @@ def selects(selectors: Iterable[str], code: str) -> bool:
 def check_selectors(selectors: Iterable[str]) -> None:
     """Raise UnknownCode for a selector that names no code."""
     for selector in selectors:
+        if not isinstance(selector, str):
+            raise TypeError(f"a code is a str like 'TP102', got {type(selector).__name__}")
         # A family without rules yet (TP5) is a valid selector: a configuration may name it ahead.
         family = len(selector) == 3 and selector.upper().startswith("TP") and selector[2] in "0123456789"
         if selector and (family or any(selects([selector], code) for code in all_codes())):

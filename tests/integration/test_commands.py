@@ -75,6 +75,17 @@ def red():
 def interrupted():
     raise KeyboardInterrupt
 
+async def later():
+    return healthy()
+
+class Hostile:
+    def __getattr__(self, name):
+        raise RuntimeError("not asked")
+    def __call__(self):
+        return healthy()
+
+hostile = Hostile()
+
 @functools.cache
 def decorated(
     kind=None,
@@ -134,7 +145,9 @@ def run_process(project: Path, *arguments: str, code: int = 0, **environment: st
     return Result(result.stdout, result.stderr)
 
 
-@pytest.mark.parametrize("target", ["factories:healthy", "factories.py:healthy", "factories:Bag.model"])
+@pytest.mark.parametrize(
+    "target", ["factories:healthy", "factories.py:healthy", "factories:Bag.model", "factories:hostile"]
+)
 def test_check_of_a_healthy_model_is_0(run, project, target):
     assert "2 tensors, 2 storages, 64 B: no findings" in run("check", target).stdout
 
@@ -154,7 +167,7 @@ def test_comment_on_the_factory_silences(run, project):
 
 
 def test_comment_on_the_last_line_of_a_decorated_head_silences(run):
-    assert "suppressed 1 TP102 by factories.py:63 (the head ends here)" in run("check", "factories:decorated").stdout
+    assert "suppressed 1 TP102 by factories.py:74 (the head ends here)" in run("check", "factories:decorated").stdout
 
 
 def test_interruption_is_one_line_and_130(run):
@@ -277,7 +290,8 @@ def test_output_that_cannot_be_written_is_one_line_and_2(run):
         ("factories:generator", "factories:generator raised GeneratorExit (at "),
         ("factories:red", "factories:red raised ValueError: \\x1b[31mred (at "),
         ("factories:lazy", "cannot read 'lazy' of factories: RuntimeError: not today (at "),
-        ("factories:needs", "raised TypeError: needs() missing 1 required positional argument"),
+        ("factories:needs", "cannot be called without arguments (missing a required argument: "),
+        ("factories:later", "factories:later is an async function: name one that answers the object itself"),
         ("factories:nothing", "returned a int in which there is no tensor"),
         ("absent:f", "cannot import 'absent': ModuleNotFoundError: No module named 'absent'"),
         ("absent.py:f", "there is no file absent.py"),
@@ -307,13 +321,35 @@ def test_bad_target_is_one_line_and_2(run, project, target, message):
     ],
 )
 def test_wrong_usage_is_2(run, project, arguments):
-    assert run(*arguments, code=2).stderr
+    assert run(*arguments, code=2).stderr.count("\n") == 1
 
 
 def test_wrong_project_file_is_one_line_and_2(run, project):
     (project / "pyproject.toml").write_text("[tool.tensorplay]\nfail_on = 3\n")
 
     assert run("check", "factories:healthy", code=2).stderr.count("\n") == 1
+
+
+def test_what_users_code_prints_is_not_in_the_report(project):
+    (project / "loud.py").write_text(
+        "import os, torch\nprint('at import')\nos.write(1, b'from C\\n')\n"
+        "def build():\n    print('in call')\n    os.write(1, b'from C\\n')\n    return torch.nn.Linear(2, 2)\n"
+    )
+
+    for target in ("loud.py:build", "loud:build"):
+        result = run_process(project, "check", target, "--format", "json")
+        json.loads(result.stdout)
+        assert result.stderr.count("from C") == 2
+        assert "at import" in result.stderr
+
+
+def test_file_named_like_a_module_takes_nobodys_place(project):
+    source = "import torch\ndef build():\n    return torch.nn.Linear(2, 2)\n"
+    for name in ("typing.py", "tensorplay.py", "rich.py"):
+        folder = project / f"of_{name.removesuffix('.py')}"
+        folder.mkdir()
+        (folder / name).write_text(source)
+        assert "no findings" in run_process(project, "check", f"{folder.name}/{name}:build").stdout
 
 
 def test_explain_lists_codes_and_shows_pages(run, project):

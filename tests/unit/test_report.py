@@ -260,3 +260,47 @@ def test_text_fits_a_standard_output_that_has_no_marks(monkeypatch):
     assert str(report).isascii()
     monkeypatch.setattr("sys.stdout", None)
     assert not str(report).isascii()
+
+
+def test_names_that_utf8_cannot_write_do_not_break_the_json():
+    x = torch.ones(1)
+
+    for report in (tp.inspect(x, "\ud800", quiet=True), tp.check({"a": {"\udcff": x}})):
+        assert tp.Report.from_json(report.to_json()).records[0].impl.dtype == "float32"
+    assert tp.Report.from_json(tp.inspect(x, "\ud800", quiet=True).to_json()).document.label == r"\ud800"
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise OSError("no space left on device")
+
+
+def test_stderr_that_cannot_be_written_does_not_end_the_program(monkeypatch):
+    monkeypatch.setattr("sys.stderr", Broken())
+    with pytest.warns(UserWarning, match="tensorplay could not print to stderr: no space left"):
+        tp.inspect(torch.ones(1))
+
+
+def test_long_lists_of_findings_and_changes_are_cut_in_the_text():
+    views = []
+    for _ in range(60):
+        flat = torch.zeros(4)
+        views.append(flat[1:])
+        flat.untyped_storage().resize_(0)
+    xs = [torch.zeros(1) for _ in range(60)]
+    tp.inspect(xs, "many", quiet=True)
+    for x in xs:
+        x.add_(1)
+
+    report, changed = tp.check(views), tp.inspect(xs, "many", quiet=True)
+
+    assert len(report.findings) == 60
+    assert "... and 10 more findings: report.findings and to_json() have all" in str(report)
+    assert "more changes: report.document.changes has all" in str(changed)
+
+
+def test_narrow_text_keeps_its_facts():
+    text = tp.inspect(torch.ones(3), quiet=True).text(width=1)
+
+    assert "use_count 1" in text
+    assert max(map(len, text.splitlines())) <= 40

@@ -160,3 +160,16 @@ def test_finding_says_which_line_asked(sick):
     assert where.function == "ask"
     assert where.source == "call"
     assert str(where).startswith(f"{where.file}:{where.line}")
+
+
+def test_comment_that_is_needed_is_not_called_unused_where_an_option_hides_its_code(sick):
+    by_select = tp.check(sick, select=["TP103"])  # tensorplay: ignore[TP102] refilled before it is read
+    by_ignore = tp.check(sick, ignore=["TP102"])  # TensorPlay: ignore[tp102] refilled before it is read
+
+    assert by_select.document.unused_ignores == by_ignore.document.unused_ignores == ()
+    assert [entry.by for entry in by_select.document.suppressed] == ["select"]
+
+
+def test_code_of_another_type_is_refused_in_words(sick):
+    with pytest.raises(TypeError, match="a code is a str like 'TP102', got int"):
+        tp.check(sick, select=[1])

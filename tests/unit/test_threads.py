@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -60,3 +61,29 @@ def test_probing_while_other_threads_create_write_and_free(rounds):
 
     assert errors == []
     assert done == [rounds] * PROBES
+
+
+def test_labels_asked_for_by_many_threads():
+    errors: list[BaseException] = []
+    x = torch.ones(2)
+
+    def ask(number: int) -> None:
+        try:
+            for round_ in range(200):
+                tp.inspect(x, f"label {number} {round_}", quiet=True)
+                tp.inspect([x, x], "shared", quiet=True)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert errors == []

@@ -62,7 +62,7 @@ def names(obj) -> list[str]:
         (lambda: collections.OrderedDict(w=A), ["obj['w']"]),
         (lambda: collections.UserDict(w=A), ["obj['w']"]),
         (lambda: {1: A, ("a", 2): B}, ["obj[1]", "obj[('a', 2)]"]),
-        (lambda: {A: B}, ["obj[<Tensor>]"]),
+        (lambda: {A: B}, ["obj[<Tensor>]", "obj.keys()[0]"]),
         (lambda: types.SimpleNamespace(x=A), ["obj.x"]),
         (lambda: frozenset({A}), ["obj{0}"]),
         # A plain object is opened, the plain object inside it is not.
@@ -475,3 +475,75 @@ def test_argument_s_name_reaches_the_names_inside_a_path():
         "both['pair'][0].weight",
         "both['pair'][1].state[both['pair'][0].weight].momentum_buffer",
     ]
+
+
+class Plain:
+    pass
+
+
+def test_order_of_the_arguments_does_not_matter():
+    model, trainer = nn.Module(), Plain()
+    model.cache = Plain()
+    model.cache.k = A
+    trainer.model = model
+
+    assert len(tp.check({"model": model, "trainer": trainer}).records) == 1
+    assert len(tp.check({"trainer": trainer, "model": model}).records) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 2))])
+def test_torchscript_modules_are_read(make):
+    module = make(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+
+    assert [record.name for record in tp.check({"m": module}).records] == [
+        "m.0.weight", "m.0.bias", "m.1.weight", "m.1.bias",
+        "m.1.running_mean", "m.1.running_var", "m.1.num_batches_tracked",
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_module_names_what_it_keeps_in_cpp():
+    module = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)))
+
+    (unread,) = tp.check({"m": module}).document.unread
+
+    assert unread.name == "m.0._packed_params._packed_params"
+    assert unread.reason.startswith("a C++ object of TorchScript")
+
+
+@pytest.mark.parametrize("make", [nn.Linear(2, 2).parameters, lambda: zip([A], [B], strict=True), lambda: iter([A])])
+def test_iterator_is_named_and_not_used_up(make):
+    iterator = make()
+
+    report = tp.check({"it": iterator})
+
+    assert report.records == ()
+    assert [unread.name for unread in report.document.unread] == ["it"]
+    assert "nothing was checked" in str(report)
+    assert next(iterator) is not None
+
+
+def test_tensor_that_is_a_key_is_read():
+    assert [record.name for record in tp.check({"table": {A: B}}).records] == ["table[<Tensor>]", "table.keys()[0]"]
+
+
+def test_names_in_deep_nests_are_bounded():
+    deep = A
+    for _ in range(5_000):
+        deep = [deep]
+
+    (record,) = tp.check({"deep": deep}).records
+
+    assert len(record.name) < 2_100
+    assert record.name.startswith("deep[0][0]")
+
+
+def test_root_name_that_would_break_the_text_is_written_out():
+    assert [record.name for record in tp.check({"a\nb": A, "": B}).records] == [r"'a\nb'", "''"]
+
+
+@pytest.mark.parametrize("bound", ["5", None, 1.5, True])
+def test_bound_of_another_type_is_refused_in_words(bound):
+    with pytest.raises(TypeError, match="max_tensors must be an int, got"):
+        tp.check([A], max_tensors=bound)
