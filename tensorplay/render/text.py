@@ -17,11 +17,12 @@ from tensorplay.layers import Document, Finding
 from tensorplay.render import outline as parts
 from tensorplay.render.cells import Geometry
 from tensorplay.render.strides import strides_picture
+from tensorplay.words import UNSEEN, visible
 
 __all__ = ["print_report", "render", "render_finding"]
 
-# What a terminal would act on instead of showing it: names may hold anything.
-_CONTROL = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What a terminal would act on instead of showing it, except for line ends and our own colours.
+_CONTROL = re.compile(f"(\x1b\\[[0-9;]*m)|(?!\n){UNSEEN}")
 _STYLES = {
     "plain": "",
     "dim": "dim",
@@ -85,7 +86,7 @@ def _finish(text: str, color: bool) -> str:
     """Write control characters and lone surrogates out, trim the lines."""
 
     def shown(match: re.Match[str]) -> str:
-        return match[0] if color and match[1] else match[0].encode("unicode_escape").decode()
+        return match[0] if color and match[1] else visible(match[0])
 
     return "\n".join(line.rstrip() for line in _CONTROL.sub(shown, text).rstrip("\n").split("\n"))
 
