@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from types import CodeType
+from typing import NamedTuple
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
@@ -14,6 +16,15 @@ from tensorplay.render.html import fragment
 from tensorplay.reports import Report
 
 __all__ = ["CellFailed", "MagicReport", "TensorPlayMagics"]
+
+
+# Every path begins with the name.
+_LONGEST_NAME = 48
+
+
+class _Expression(NamedTuple):
+    code: CodeType
+    name: str
 
 
 class CellFailed(Exception):
@@ -47,31 +58,33 @@ class TensorPlayMagics(Magics):
         ``%%tensorplay EXPR`` shows that of an expression evaluated after the cell.
         """
         __tracebackhide__ = True
-        expression = line.strip()
+        asked = self._parsed(line.strip())
         if cell is None:
-            if not expression:
+            if asked is None:
                 raise UsageError("%tensorplay takes an expression: %tensorplay x")
-            return _report(self.shell.ev(self._compiled(expression)), expression)
-        code = self._compiled(expression) if expression else None
+            return _report(self.shell.ev(asked.code), asked.name)
         result = self.shell.run_cell(cell, store_history=False)
         if not result.success:
             raise CellFailed("tensorplay: no report, the cell raised")
-        if code is not None:
-            display(_report(self.shell.ev(code), expression))
+        if asked is not None:
+            display(_report(self.shell.ev(asked.code), asked.name))
         elif result.result is None:
             raise UsageError("%%tensorplay: the cell's last line has no value; name an expression, %%tensorplay x")
         else:
             display(_report(result.result, "_"))
         return None
 
-    def _compiled(self, expression: str) -> CodeType:
-        """Compile an expression so that a traceback shows its source."""
-        __tracebackhide__ = True
-        file = self.shell.compile.cache(expression, self.shell.execution_count, raw_code=expression)
+    def _parsed(self, source: str) -> _Expression | None:
+        """Compile an expression, so that a traceback shows its source, and name it; None where there is none."""
+        if not source:
+            return None
+        file = self.shell.compile.cache(source, self.shell.execution_count, raw_code=source)
         try:
-            return compile(expression, file, "eval")
-        except (SyntaxError, ValueError) as error:  # a null character
-            raise UsageError(f"{expression} is no expression: {error.args[0]}") from None
+            tree = ast.parse(source, file, "eval")
+            name = ast.unparse(tree)
+            return _Expression(compile(tree, file, "eval"), name if len(name) <= _LONGEST_NAME else "x")
+        except (SyntaxError, ValueError) as error:  # ValueError: a null character
+            raise UsageError(f"{source} is no expression: {error.args[0]}") from None
 
 
 def _report(value: object, name: str) -> MagicReport:
@@ -82,6 +95,7 @@ def _report(value: object, name: str) -> MagicReport:
     except TensorPlayError as error:  # pyproject.toml is not valid
         raise UsageError(str(error)) from None
     if not report.records:
-        kind = type(value).__name__
-        raise UsageError(f"there is no tensor in {name}, a {kind}: name a tensor, or a module, list or dict of some")
+        raise UsageError(
+            f"no tensor in {name} ({type(value).__name__}): name a tensor, or a module, list or dict of some"
+        )
     return MagicReport.from_document(report.document)

@@ -22,7 +22,7 @@ __all__ = ["fragment", "page"]
 
 _MOST_DRAWN = 12
 _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
-_CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0;border:0"
+_CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0;border:0;white-space:"
 _BADGES = {
     "plain": "",
     "dim": "opacity:0.8",
@@ -140,8 +140,8 @@ def _tensor(tensor: TensorPart) -> str:
 
 def _layer(layer: Layer) -> str:
     lines = "<br>".join(map(_text, (layer.head, *layer.lines)))
-    head = f'<th scope="row" style="{_CELL};font-weight:bold">{_text(layer.word)}</th>'
-    return f'<tr>{head}<td style="{_CELL}">{lines}</td></tr>'
+    head = f'<th scope="row" style="{_CELL}nowrap;font-weight:bold">{_text(layer.word)}</th>'
+    return f'<tr>{head}<td style="{_CELL}pre-wrap">{lines}</td></tr>'
 
 
 def _table(table: Table) -> str:
@@ -209,7 +209,8 @@ def _picture(picture: Picture) -> str:
     """Answer a picture with its words beside it."""
     data = base64.b64encode(picture.svg.encode()).decode()
     size = f'width="{picture.width}" height="{picture.height}"'
-    image = f'<img alt="{_text(picture.title)}" {size} style="max-width:none" src="data:image/svg+xml;base64,{data}">'
+    style = "display:block;max-width:none"  # a wide one scrolls: made narrower, nobody could read it
+    image = f'<img alt="{_text(picture.title)}" {size} style="{style}" src="data:image/svg+xml;base64,{data}">'
     items = "\n".join(f"<li>{_text(words)}</li>" for words in picture.words)
     in_words = _details("the picture in words", f"<ol>\n{items}\n</ol>", is_open=False)
     return f"{_scrolling(image)}\n{in_words}"

@@ -179,7 +179,7 @@ class _Canvas:
 
     def arrow(self, source: _Place, target: _Place, arrow: Arrow) -> None:
         if source.left == target.left:  # within a column: below the arrows that come from the left
-            start, end = source.middle + 12, target.middle + 12
+            start, end = (place.middle + min(12.0, place.height / 2 - 6) for place in (source, target))
             bend = target.left - 34
             data = f"M{_number(source.left)} {_number(start)}C{_number(bend)} {_number(start)} "
             self.path(f"{data}{_number(bend)} {_number(end)} {_number(target.left - 6)} {_number(end)}", arrow.look)
@@ -449,6 +449,8 @@ def _row_words(row: Row) -> str:
         if cell.mark in (Mark.OUTSIDE, Mark.UNKNOWN):
             text += f" ({cell.mark.value})"
         reached.append(text)
+    if not row.cells:  # the last row ends before the columns that are shown
+        return "none of the columns shown"
     cells = f"cells {row.cells[0].number} to {row.cells[-1].number}"
     return f"{cells}: {'; '.join(reached) or 'none reached'}"
 
