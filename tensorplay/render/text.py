@@ -53,7 +53,7 @@ def render(
 def print_report(document: Document, file: IO[str]) -> None:
     """Write a report to a stream: colours where it is a terminal and NO_COLOR is not set."""
     ascii = not str(getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
-    terminal = Console(file=file)
+    terminal = Console(file=file, force_jupyter=False)
     color = terminal.is_terminal and not terminal.no_color
     file.write(
         render(document, width=terminal.width if terminal.is_terminal else None, color=color, ascii=ascii) + "\n"
@@ -79,6 +79,7 @@ def _console(file: IO[str], width: int, color: bool) -> Console:
         emoji=False,
         highlight=False,
         legacy_windows=False,
+        force_jupyter=False,  # in a kernel it would show the text there and then, and leave the file empty
     )
 
 
