@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -84,6 +85,13 @@ class Lab(NamedTuple):
     url: str
     root: Path
     """The folder it shows."""
+    settings: Path
+
+    def set(self, name: str, **values: str) -> None:
+        """Write one of its settings, which the next page reads."""
+        file = self.settings / "@jupyterlab" / "apputils-extension" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
 
 
 @pytest.fixture
@@ -113,7 +121,9 @@ def lab(tmp_path, jupyter_environment) -> Iterator[Lab]:
         )
     try:
         _wait_for(f"http://127.0.0.1:{port}/api", server, log)
-        yield Lab(f"http://127.0.0.1:{port}/lab/tree", root)
+        lab = Lab(f"http://127.0.0.1:{port}/lab/tree", root, tmp_path / "config" / "lab" / "user-settings")
+        lab.set("notification", fetchNews="false")
+        yield lab
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):  # kernels are in its group, too
             with contextlib.suppress(ProcessLookupError):

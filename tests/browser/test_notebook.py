@@ -112,16 +112,21 @@ def test_report_in_jupyterlab_live_reopened_and_untrusted(lab, visit, screenshot
     assert requests == []
     show(f"JupyterLab from opening to the saved report: {time.monotonic() - start:.0f} s")
 
+    lab.set("themes", theme="JupyterLab Dark")
     page, requests = open_notebook(visit, lab, "look.ipynb", scheme="dark")
     look_at_report(page)
-    screenshot(page, "lab_reopened_dark_system")
+    assert page.evaluate("document.body.dataset.jpThemeLight") == "false"
+    screenshot(page, "lab_reopened_dark")
     assert requests == []
 
     book = nbformat.read(path, as_version=4)
-    book.cells[0].metadata["changed"] = True
+    book.cells[1].outputs[0].data["text/html"] += "<p onclick='1'>cleaned</p>"  # so that it is not what was signed
     nbformat.write(book, lab.root / "untrusted.ipynb")
     page, requests = open_notebook(visit, lab, "untrusted.ipynb", width=800)
-    assert page.locator("[title*='not trusted' i], .jp-StatusItem-trust").count()
     look_at_report(page)
+    assert page.get_by_text("cleaned", exact=True).get_attribute("onclick") is None
+    scroller = page.locator(".jp-RenderedHTMLCommon div:has(> img)").last
+    assert scroller.evaluate("e => getComputedStyle(e).overflowX") == "auto"
+    assert scroller.evaluate("e => e.scrollWidth > e.clientWidth")
     screenshot(page, "lab_untrusted")
     assert requests == []
