@@ -21,6 +21,7 @@ from tensorplay.words import plural, visible
 __all__ = ["fragment", "page"]
 
 _MOST_DRAWN = 12
+_LONGEST_VALUE = 2_000
 _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
 _CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0;border:0;white-space:"
 _BADGES = {
@@ -181,7 +182,8 @@ def _rows(values: dict[str, str]) -> str:
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} ... to_json() has all"
 
 
 def _layers(records: Sequence[TensorRecord], report: Outline) -> str:

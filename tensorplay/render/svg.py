@@ -88,13 +88,17 @@ def cells_picture(name: str, geometry: Geometry) -> Picture:
     return _Cells(name, geometry).picture()
 
 
-def diagram(headings: Sequence[str], boxes: Sequence[Box], arrows: Sequence[Arrow]) -> _Canvas:
+def diagram(
+    title: str, headings: Sequence[str], boxes: Sequence[Box], arrows: Sequence[Arrow], words: Sequence[str]
+) -> Picture:
     """Place boxes in columns, each as high as those that point to it, and join them.
 
     Args:
+        title: one line for who does not see it.
         headings: what stands above each column.
         boxes: from top to bottom within their column.
         arrows: from a column to a later one, or within a column, where they bend to the left of it.
+        words: what boxes and arrows say, as a list.
     """
     column_of = {box.key: box.column for box in boxes}
     places: dict[str, _Place] = {}
@@ -135,7 +139,7 @@ def diagram(headings: Sequence[str], boxes: Sequence[Box], arrows: Sequence[Arro
         canvas.arrow(places[arrow.source], places[arrow.target], arrow)
     for box in boxes:
         canvas.box(places[box.key], box)
-    return canvas
+    return canvas.picture(title, words)
 
 
 class _Place(NamedTuple):
@@ -198,12 +202,12 @@ class _Canvas:
     def close(self) -> None:
         self._shapes.append("</g>")
 
-    def svg(self, title: str) -> str:
-        """Answer the picture; its title is what a screen reader says."""
+    def picture(self, title: str, words: Sequence[str]) -> Picture:
         size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(visible(title))}</title>'
         paper = f'<rect class="paper" width="{self.width}" height="{self.height}" rx="6"/>'
-        return "\n".join([head, f"<style>{_STYLE}</style>", paper, *self._shapes, "</svg>"]) + "\n"
+        svg = "\n".join([head, f"<style>{_STYLE}</style>", paper, *self._shapes, "</svg>"]) + "\n"
+        return Picture(svg, self.width, self.height, title, tuple(words))
 
 
 class _Layers:
@@ -222,8 +226,7 @@ class _Layers:
 
     def picture(self) -> Picture:
         headings = ("Python object", "TensorImpl", "StorageImpl", "DataPtr")
-        canvas = diagram(headings, list(self.boxes.values()), list(self.arrows.values()))
-        return Picture(canvas.svg(self.title), canvas.width, canvas.height, self.title, tuple(self.words))
+        return diagram(self.title, headings, list(self.boxes.values()), list(self.arrows.values()), self.words)
 
     def counts(self) -> str:
         kinds = [("P", "Python object"), ("I", "TensorImpl"), ("S", "StorageImpl")]
@@ -366,7 +369,7 @@ class _Cells:
         for x, top, text, look in self.texts:
             if look != "small":
                 canvas.text(x, top, text, look)
-        return Picture(canvas.svg(self.title), canvas.width, canvas.height, self.title, tuple(words))
+        return canvas.picture(self.title, words)
 
     def row(self, row: Row, x: float, y: float) -> float:
         if row.cut_before:

@@ -196,3 +196,14 @@ def test_place_for_the_view_chain_is_there_only_where_asked_for():
 
     assert "Show View Chain" in fragment(document, view_chain=True)
     assert "Show View Chain" not in fragment(document)
+
+
+def test_long_evidence_is_cut_and_says_so():
+    flat = torch.arange(8.0)
+    views = [flat[i:] for i in range(8) for _ in range(30)]
+    flat.untyped_storage().resize_(0)
+
+    report = tp.check({f"a view with a long name, number {i}": view for i, view in enumerate(views)})
+
+    assert "... to_json() has all" in report._repr_html_()
+    assert len(report._repr_html_().encode()) <= 60_000

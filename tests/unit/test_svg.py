@@ -103,9 +103,11 @@ def boxes(data: str) -> list[tuple[float, float, float, float]]:
 def test_chain_of_any_boxes_is_laid_out_without_overlap():
     steps = [Box(f"b{i}", i % 3, tuple(f"line {n}" for n in range(i % 4 + 1))) for i in range(12)]
     arrows = [Arrow(f"b{i}", f"b{i + 1}", label="step") for i in range(0, 11, 3)]
-    svg = diagram(("base", "views", "tensor"), steps, arrows).svg("chain")
+    picture = diagram("chain", ("base", "views", "tensor"), steps, arrows, ["base to tensor"])
 
-    drawn = boxes("".join(re.findall(r'class="box" d="([^"]+)"', svg)))
+    drawn = boxes("".join(re.findall(r'class="box" d="([^"]+)"', picture.svg)))
+    assert texts(picture.svg).count("step") == 4
+    assert (picture.title, picture.words) == ("chain", ("base to tensor",))
 
     assert len(drawn) == 12
     for number, (x, y, width, height) in enumerate(drawn):
