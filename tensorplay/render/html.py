@@ -146,22 +146,22 @@ def _layer(layer: Layer) -> str:
 
 
 def _table(table: Table) -> str:
-    align = {heading: "right" if heading in table.numbers else "left" for heading in table.headings}
-    style = "vertical-align:top;padding:2px 16px 2px 0;border:0"
-    head = "".join(f'<th scope="col" style="text-align:{align[h]};{style}">{_text(h)}</th>' for h in table.headings)
-    rows = (
-        "<tr>"
-        + "".join(
-            f'<td style="text-align:{align[heading]};{style}">{_text(value)}</td>'
-            for heading, value in zip(table.headings, row, strict=True)
-        )
-        + "</tr>"
-        for row in table.rows
-    )
-    body = "\n".join(rows)
-    html = f'<table style="border-collapse:collapse;border:0;margin:0;{_MONO}">\n<tr>{head}</tr>\n{body}\n</table>'
+    align = ["right" if heading in table.numbers else "left" for heading in table.headings]
+
+    def row(tag: str, values: Iterable[str]) -> str:
+        return "<tr>" + "".join(_cell(tag, value, side) for value, side in zip(values, align, strict=True)) + "</tr>"
+
+    body = "\n".join([row('th scope="col"', table.headings), *(row("td", values) for values in table.rows)])
+    html = f'<table style="border-collapse:collapse;border:0;margin:0;{_MONO}">\n{body}\n</table>'
     rest = "" if table.rest is None else f'<p style="{_BADGES["dim"]}">{_text(table.rest)}</p>'
     return _scrolling(html) + rest
+
+
+def _cell(tag: str, value: str, align: str) -> str:
+    # On a narrow page columns would be slivers: short cells stay whole, and the table scrolls.
+    width = "white-space:nowrap" if len(value) <= 40 else "min-width:280px"
+    style = f"text-align:{align};vertical-align:top;padding:2px 16px 2px 0;{width}"
+    return f'<{tag} style="{style}">{_text(value)}</{tag.split()[0]}>'
 
 
 def _diagnosis(diagnosis: Diagnosis) -> str:

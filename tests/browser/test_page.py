@@ -72,6 +72,18 @@ def test_wide_pictures_scroll_inside(page_file, visit):
     assert set(scrolled) == {50}
 
 
+def test_table_of_many_tensors_scrolls_instead_of_breaking_words(tmp_path, visit, screenshot):
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
+    path = tp.check({"model": model, "a name that is long " * 9: torch.ones(3)}).html(tmp_path / "model.html")
+
+    page = visit(path.as_uri(), width=400).page
+
+    screenshot(page, "table_400_light")
+    heights = page.evaluate("[...document.querySelectorAll('th')].map(e => e.clientHeight)")
+    assert max(heights) < 30
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 def test_words_of_a_picture_open_by_keyboard(page_file, visit):
     page = visit(page_file.as_uri()).page
     summary = page.locator("summary", has_text="the picture in words").last
