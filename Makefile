@@ -27,6 +27,10 @@ $(VENV)/.lint: $(VENV)/.installed
 	$(BIN)/python -m pip install -q --no-build-isolation -e '.[lint]'
 	touch '$@'
 
+$(VENV)/.browser: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --no-build-isolation -e '.[browser]'
+	touch '$@'
+
 demo: $(VENV)/.installed
 	$(BIN)/tensorplay doctor
 	$(BIN)/python examples/train_text.py --report report.json
@@ -38,7 +42,7 @@ test: $(VENV)/.installed
 	@echo 'not run by make test: tests/native (make native, make native-asan: need GoogleTest), the other torch' \
 	  '(make test-other-torch), tests marked long (make test-all runs all of these), tests/gpu (tests/gpu/run.sh: a GPU)'
 
-test-all: $(VENV)/.installed native native-asan test-other-torch
+test-all: $(VENV)/.browser native native-asan test-other-torch
 	$(PYTEST) -n $(JOBS) -m long
 
 # In a copy: the extension lies beside the sources, and there is one for each torch.

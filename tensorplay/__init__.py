@@ -72,3 +72,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register the magics: what ``%load_ext tensorplay`` calls."""
+    from tensorplay.jupyter.magics import TensorPlayMagics
+
+    shell.register_magics(TensorPlayMagics)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from tensorplay.arrays import Owner
 
 __all__ = ["ROOTS", "Read", "Report", "Verdict", "inner_model", "name_roots"]
+
+
+_AnyReport = TypeVar("_AnyReport", bound="Report")
 
 
 class Read:
@@ -133,7 +136,7 @@ class Report:
         self.findings = findings
 
     @classmethod
-    def from_document(cls, document: Document) -> Report:
+    def from_document(cls: type[_AnyReport], document: Document) -> _AnyReport:
         """Wrap a stored document."""
         report = cls([], document.findings)
         report._document = document
@@ -216,13 +219,45 @@ class Report:
 
         return render(self.document, width=width, color=color, ascii=ascii, addresses=addresses)
 
+    @overload
+    def html(self, path: None = None) -> str: ...
+
+    @overload
+    def html(self, path: str | Path) -> Path: ...
+
+    def html(self, path: str | Path | None = None) -> str | Path:
+        """Answer the report as a whole HTML page, or write it and answer where it is.
+
+        The page is one file without script that asks nothing from the network.
+
+        Args:
+            path: the file to write.
+        """
+        from tensorplay.render.html import page
+
+        names = [record.name for record in self.records]
+        title = self.document.label or ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])]) or "no tensors"
+        text = page(f"TensorPlay: {title}", [(None, self.document)])
+        if path is None:
+            return text
+        path = Path(path)
+        path.write_text(text, encoding="utf-8")
+        return path
+
     def __str__(self) -> str:
         # print() encodes for standard output, and raises for a character that it does not have.
         encoding = getattr(sys.stdout, "encoding", None)
         return self.text(ascii=isinstance(encoding, str) and not encoding.lower().startswith("utf"))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # what IPython shows for a cell's last line
+    def _repr_html_(self) -> str:
+        """Answer the report as a piece of HTML for a notebook."""
+        from tensorplay.render.html import fragment
+
+        return fragment(self.document)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Answer what IPython shows for a cell's last line, once: text in a terminal, HTML in a notebook."""
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Report.from_document, (self.document,)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-__all__ = ["bytes_text", "describe", "plural", "shape_text"]
+__all__ = ["UNSEEN", "bytes_text", "describe", "plural", "shape_text", "visible"]
+
+UNSEEN = "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+"""Matches the characters that are obeyed, or not allowed, where they should be shown: names may hold anything."""
+_UNSEEN = re.compile(UNSEEN)
+
+
+def visible(text: str) -> str:
+    """Write control characters, bidirectional overrides and lone surrogates out as escapes."""
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def bytes_text(count: int | str | None) -> str:

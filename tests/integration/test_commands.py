@@ -366,10 +366,40 @@ def test_doctor_of_a_working_installation_is_0(project):
 
 
 def test_demo_shows_a_healthy_tensor_a_picture_and_a_fault(run, project):
-    text = run("demo").stdout
+    result = run("demo")
 
-    assert "▪0,0" in text
-    assert "TP102" in text
+    assert "▪0,0" in result.stdout
+    assert "TP102" in result.stdout
+    assert result.stderr == "wrote report.html: open it in a browser\n"
+    page = (project / "report.html").read_text()
+    assert page.count("<h2>") == 3
+    assert "TP102" in page
+
+
+def test_demo_writes_its_page_anew_and_leaves_other_files_alone(run, project):
+    run("demo")
+    run("demo")
+    (project / "mine.html").write_text("mine")
+
+    refused = run("demo", "-o", "mine.html", code=2)
+    assert refused.stderr == (
+        "tensorplay: mine.html exists and is not the demo's: add --force to overwrite it, or -o another name\n"
+    )
+    assert refused.stdout == ""
+    assert (project / "mine.html").read_text() == "mine"
+
+    run("demo", "-o", "mine.html", "--force")
+    assert "tensorplay demo" in (project / "mine.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["", "-"])
+def test_demo_page_needs_a_name(run, name):
+    assert run("demo", "-o", name, code=2).stderr == "tensorplay: -o needs the name of a file\n"
+
+
+def test_demo_page_that_cannot_be_written_is_one_line_and_2(run):
+    message = "tensorplay: cannot write no/such.html: No such file or directory; name another place with -o\n"
+    assert run("demo", "-o", "no/such.html", code=2).stderr == message
 
 
 def test_terminal_that_cannot_draw_gets_ascii(project):

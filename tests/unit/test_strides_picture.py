@@ -186,7 +186,7 @@ HARD = {
 def test_steps_are_bounded(name, monkeypatch):
     shape, stride, storage_cells = HARD[name]
     made: list[Reach] = []
-    monkeypatch.setattr("tensorplay.render.strides.Reach", lambda *a: made.append(Reach(*a)) or made[0])
+    monkeypatch.setattr("tensorplay.render.cells.Reach", lambda *a: made.append(Reach(*a)) or made[0])
 
     lines = strides_picture(shape, stride, 0, storage_cells, width=90)
 

@@ -1,0 +1,1 @@
+"""What a notebook has beside the Python API: the ``%tensorplay`` magics."""
