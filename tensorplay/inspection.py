@@ -16,7 +16,7 @@ from torch._C._dynamo import eval_frame
 
 from tensorplay.callers import Caller
 from tensorplay.errors import InconsistentTensor
-from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated
+from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated, Unread
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.registry import record_rules
 from tensorplay.selection import lenient_config, select_findings
@@ -179,6 +179,41 @@ def check_at(
     reads, beside = _read_all(named, max_tensors, grads=grads, root_refs=root_refs)
     selection = select_findings(_explain(_suspects(reads)), select=select, ignore=ignore, caller=caller)
     return Report(reads, selection.findings, **beside, **selection.fields())
+
+
+class Groups(NamedTuple):
+    """A report on groups of objects, and how many of its records each group has."""
+
+    report: Report
+    sizes: list[int]
+
+
+def check_groups(
+    groups: Iterable[dict[str, object]],
+    *,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    max_tensors: int = MAX_TENSORS,
+) -> Groups:
+    """Do what check() does for objects that no line of code made, as those of files; no gradients are looked for."""
+    reads: list[Read] = []
+    unread: list[Unread] = []
+    sizes: list[int] = []
+    cut = None
+    for group in groups:
+        if len(reads) == max_tensors:
+            cut = Truncated(max_tensors=max_tensors)
+            break
+        found, beside = _read_all(list(group.items()), max_tensors - len(reads), grads=False, root_refs=1)
+        reads += found
+        unread += beside["unread"]
+        sizes.append(len(found))
+        if beside["truncated"] is not None:
+            cut = Truncated(max_tensors=max_tensors)
+            break
+    selection = select_findings(_explain(_suspects(reads)), select=select, ignore=ignore)
+    report = Report(reads, selection.findings, truncated=cut, unread=tuple(unread), **selection.fields())
+    return Groups(report, sizes)
 
 
 @_outside_compiled_code
