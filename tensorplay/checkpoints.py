@@ -1,7 +1,7 @@
 """Open a checkpoint, a file or a folder of them, and read what its tensors are.
 
-Runs no code of the file and reads no tensor's bytes: a checkpoint of any size takes the memory of its names. What a file
-is, its content says, not its name. Whatever is wrong with it is one line.
+Runs no code of the file and reads no tensor's bytes: a checkpoint of any size takes the memory of its names. What a
+file is, its content says, not its name. Whatever is wrong with it is one line.
 """
 
 from __future__ import annotations
@@ -187,7 +187,9 @@ def _format_of(file: IO[bytes], nbytes: int) -> _Format:
     if head.startswith(LEGACY_HEAD):
         return "torch legacy"
     if head[257:262] == b"ustar":
-        raise Unreadable("is a tar archive of torch 0.1, which weights_only refuses: torch.save it again where you trust it")
+        raise Unreadable(
+            "is a tar archive of torch 0.1, which weights_only refuses: torch.save it again where you trust it"
+        )
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
         raise Unreadable("is a pickle that torch.save did not write: loading it would run its code")
     for begin, words in _OTHERS:
@@ -207,7 +209,7 @@ def _read_safetensors(path: Path, progress: Callable[[int, int], None]) -> Loade
         raise Unreadable("is a safetensors file: pip install 'tensorplay-probe[safetensors]' to read it") from None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            names = file.offset_keys()
+            names = getattr(file, "offset_keys", file.keys)()  # as they lie in the file, since safetensors 0.6
             tensors = {}
             for number, name in enumerate(names):
                 tensors[name] = file.get_tensor(name)

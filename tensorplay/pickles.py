@@ -1,7 +1,7 @@
 """Read what torch.save wrote: no code is run, and the bytes of its tensors are mapped or left alone, never read.
 
-torch's own weights-only unpickler builds the objects. The archive around the pickle is read here, by one parser: torch's
-would unpack a compressed entry of any size, and hand a storage that claims more than its entry the bytes of the next.
+torch's own weights-only unpickler builds the objects. The archive around the pickle is read here: torch's reader would
+unpack a compressed entry of any size, and give a storage that claims more than its entry the bytes of the next one.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def bounded_memory(nbytes: int) -> Iterator[None]:
         taken = next(int(line.split()[1]) for line in status if line.startswith("VmData:")) << 10
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = (taken + nbytes + _MEMORY_MARGIN, soft, hard)
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (min(limit for limit in limits if limit != resource.RLIM_INFINITY), hard)
-    )
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limit for limit in limits if limit != resource.RLIM_INFINITY), hard))
     try:
         yield
     finally:
@@ -93,7 +91,9 @@ def read_zip(file: IO[bytes], progress: Progress) -> Loaded:
     try:
         return _read_zip(file, progress)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, UnicodeError, OSError) as error:
-        raise Unreadable(f"is damaged: its zip directory is missing or wrong, as in a file cut off ({error})") from error
+        raise Unreadable(
+            f"is damaged: its zip directory is missing or wrong, as in a file cut off ({error})"
+        ) from error
 
 
 def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
@@ -108,14 +108,13 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
         for entry in entries.values():
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                 raise Unreadable(
-                    f"is compressed, and torch.save stores: {entry.filename!r} claims {bytes_text(entry.file_size)}, packed "
-                    f"in {bytes_text(entry.compress_size)}; torch.load it where you trust it, and torch.save it again"
+                    f"is compressed, and torch.save stores: {entry.filename!r} claims {bytes_text(entry.file_size)} in "
+                    f"{bytes_text(entry.compress_size)}; unpack it and torch.save it again, if you trust the file"
                 )
         pickled = entries[f"{root}data.pkl"]
         if pickled.file_size > _MOST_PICKLE_BYTES:
-            raise Unreadable(
-                f"has a pickle of {bytes_text(pickled.file_size)}; more than {bytes_text(_MOST_PICKLE_BYTES)} is not read"
-            )
+            most = bytes_text(_MOST_PICKLE_BYTES)
+            raise Unreadable(f"has a pickle of {bytes_text(pickled.file_size)}; more than {most} is not read")
         data = archive.read(pickled)
         notes = []
         order = entries.get(f"{root}byteorder")
@@ -292,7 +291,9 @@ def _refusal(error: Exception) -> Unreadable:
     lines = str(error).strip().splitlines()
     words = lines[0] if lines else ""
     if match := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", words):
-        return NotAllowed(f"holds code: its pickle asks for {match[1]}, which torch never loads; do not trust this file")
+        return NotAllowed(
+            f"holds code: its pickle asks for {match[1]}, which torch never loads; do not trust this file"
+        )
     if match := re.search(r"GLOBAL (\S+) was not an allowed global", words):
         name = match[1]
     elif match := re.search(r"`(torch\.[\w.]+)`.* must be imported", words):

@@ -15,6 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tensorplay.layers import SEVERITIES, WITH_MEMORY, Change, Document, Finding, TensorRecord
+from tensorplay.render.checkpoint import Rows, checkpoint, totals
 from tensorplay.render.strides import strides_picture
 from tensorplay.words import bytes_text, describe, plural, shape_text
 
@@ -44,12 +45,18 @@ class _AsciiBuffer(io.StringIO):
 
 
 def render(
-    document: Document, *, width: int | None = None, color: bool = False, ascii: bool = False, addresses: bool = False
+    document: Document,
+    *,
+    width: int | None = None,
+    color: bool = False,
+    ascii: bool = False,
+    addresses: bool = False,
+    rows: Rows | None = None,
 ) -> str:
-    """Answer a report as text; arguments as for Report.text()."""
+    """Answer a report as text; arguments as for Report.text(), and the rows to show of a checkpoint."""
     buffer = _AsciiBuffer() if ascii else io.StringIO()
     columns = width or shutil.get_terminal_size((100, 24)).columns
-    _console(buffer, columns, color).print(_Writer(document, columns, ascii, addresses).all())
+    _console(buffer, columns, color).print(_Writer(document, columns, ascii, addresses, rows or Rows()).all())
     return _finish(buffer.getvalue(), color)
 
 
@@ -127,8 +134,9 @@ class _Picture:
 
 
 class _Writer:
-    def __init__(self, document: Document, width: int, ascii: bool, addresses: bool) -> None:
+    def __init__(self, document: Document, width: int, ascii: bool, addresses: bool, rows: Rows) -> None:
         self.document = document
+        self.rows = rows
         self.width = width
         self.ascii = ascii
         self.name = _Names(addresses)
@@ -152,6 +160,8 @@ class _Writer:
                 parts.append(Text(note, style="dim"))
         elif document.focus is not None:
             parts += [self.focus(record, document.focus) for record in document.records]
+        elif document.files:
+            parts.append(checkpoint(document, self.rows, self.name))
         elif len(document.records) <= _MOST_TREES:
             parts += [self.tree(record) for record in document.records]
         else:
@@ -452,7 +462,7 @@ class _Writer:
             counted.append(f"{plural(len(with_memory), 'storage')}, {bytes_text(total)}")
         if others := len(storages) - len(with_memory):
             counted.append(f"{plural(others, 'storage')} without memory")
-        text = Text(f"{', '.join(counted)}: ")
+        text = Text(f"{totals(document) if document.files else ', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
         found = [(f"{count} {severity}", _COLORS[severity]) for severity, count in counts if count]
         for number, (words, style) in enumerate(found):

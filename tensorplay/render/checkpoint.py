@@ -1,0 +1,198 @@
+"""The part of a report that a checkpoint alone has: its files, and a row for each tensor with what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tensorplay.layers import CheckpointFile, Document, TensorRecord
+from tensorplay.storages import StorageUse, parts, storages_of
+from tensorplay.words import bytes_text, describe, plural
+
+__all__ = ["Rows", "SORTS", "Sort", "checkpoint", "totals"]
+
+Sort = Literal["file", "name", "bytes", "wasted"]
+SORTS: tuple[Sort, ...] = ("file", "name", "bytes", "wasted")
+
+_NAME_COLUMNS = 44
+"""What a name gets before the notes do."""
+
+_Name = Callable[[str, int], str]
+
+
+class Rows(NamedTuple):
+    """Which rows of the table are shown, and in what order."""
+
+    sort: Sort = "file"
+    filters: tuple[str, ...] = ()
+    limit: int = 1_000
+
+
+class _Row(NamedTuple):
+    record: TensorRecord
+    nbytes: int
+    storages: list[StorageUse]
+    wasted_nbytes: int
+    exact: bool
+
+
+def checkpoint(document: Document, rows: Rows, name: _Name) -> RenderableType:
+    """Answer the files and the table of tensors.
+
+    Args:
+        document: a report with files.
+        rows: what to show of the table.
+        name: answers the short name of a storage by its address.
+    """
+    files = document.files
+    shown: list[RenderableType] = [_files(files) if len(files) > 1 else _file(files[0])]
+    shown += [
+        Text(f"note: {file.path}: {note}" if len(files) > 1 else f"note: {note}", style="yellow")
+        for file in files
+        for note in file.notes
+    ]
+    uses = storages_of(document.records)
+    for address in uses:
+        name("S", address)  # numbered as they lie in the files, whatever the order of the rows
+    chosen = [_row(record, uses) for file, record in _by_file(document) if _matches(record, file, rows.filters)]
+    if rows.sort == "name":
+        chosen.sort(key=lambda row: row.record.name)
+    elif rows.sort == "bytes":
+        chosen.sort(key=lambda row: -row.nbytes)
+    elif rows.sort == "wasted":
+        chosen.sort(key=lambda row: -row.wasted_nbytes)
+    shown += [Text(""), _table(chosen[: rows.limit], name)]
+    if not chosen:
+        shown.append(Text(f"no tensor's name matches {' or '.join(rows.filters)}", style="yellow"))
+    elif len(chosen) > rows.limit:
+        rest = f"... and {plural(len(chosen) - rows.limit, 'more tensor')}: raise --limit, or choose with --filter"
+        shown.append(Text(rest, style="dim"))
+    if rows.filters and chosen:
+        shown.append(Text(f"{len(chosen)} of {plural(len(document.records), 'tensor')} match", style="dim"))
+    if any(file.wasted_nbytes and file.format != "safetensors" for file in files):
+        shown.append(
+            Text("wasted: torch.save writes the whole storage of a view; save its clone() instead", style="dim")
+        )
+    shown.append(Text(""))
+    return Group(*shown)
+
+
+def totals(document: Document) -> str:
+    """Answer what all files hold, in one line."""
+    files = document.files
+    stored = sum(file.storage_nbytes for file in files)
+    wasted = sum(file.wasted_nbytes for file in files)
+    least = "" if all(file.wasted_exact for file in files) else "at least "
+    share = f" ({wasted / stored:.1%})" if wasted else ""
+    return (
+        f"{plural(len(files), 'file')}, {plural(len(document.records), 'tensor')}, "
+        f"{plural(sum(file.storages for file in files), 'storage')}; "
+        f"{bytes_text(sum(file.tensor_nbytes for file in files))} in tensors, {bytes_text(stored)} stored, "
+        f"{least}{bytes_text(wasted)} wasted{share}"
+    )
+
+
+def _file(file: CheckpointFile) -> Text:
+    return Text.assemble((file.path, "bold"), f"  {file.format}, {bytes_text(file.nbytes)}")
+
+
+def _files(files: tuple[CheckpointFile, ...]) -> Table:
+    table = _grid("file", "format", ">bytes", ">tensors", ">storages", ">stored", ">wasted")
+    for file in files:
+        table.add_row(
+            file.path,
+            file.format,
+            bytes_text(file.nbytes),
+            str(file.tensors),
+            str(file.storages),
+            bytes_text(file.storage_nbytes),
+            _wasted_text(file.wasted_nbytes, file.wasted_exact),
+        )
+    return table
+
+
+def _table(rows: list[_Row], name: _Name) -> Table:
+    table = _grid("name", "tensor", ">bytes", "storage", ">wasted", "notes")
+    table.columns[0].min_width = min(_NAME_COLUMNS, max((len(row.record.name) for row in rows), default=0))
+    for row in rows:
+        storages = [f"{name('S', storage.address)} {bytes_text(storage.nbytes)}" for storage in row.storages[:3]]
+        if len(row.storages) > 3:
+            storages.append(f"and {len(row.storages) - 3} more")
+        table.add_row(
+            row.record.name,
+            describe(row.record),
+            bytes_text(row.nbytes),
+            ", ".join(storages) or "none",
+            _wasted_text(row.wasted_nbytes, row.exact),
+            ", ".join(_notes(row, name)),
+        )
+    return table
+
+
+def _grid(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for header in headers:
+        table.add_column(header.removeprefix(">"), justify="right" if header[0] == ">" else "left", overflow="fold")
+    return table
+
+
+def _wasted_text(nbytes: int, exact: bool) -> str:
+    if not nbytes:
+        return "-"
+    return f"{'' if exact else '>= '}{bytes_text(nbytes)}"
+
+
+def _by_file(document: Document) -> Iterator[tuple[CheckpointFile, TensorRecord]]:
+    records = iter(document.records)
+    for file in document.files:
+        for _, record in zip(range(file.tensors), records, strict=False):
+            yield file, record
+
+
+def _matches(record: TensorRecord, file: CheckpointFile, filters: tuple[str, ...]) -> bool:
+    """Answer whether a name of the tensor fits, with or without the file in front of it."""
+    names = (record.name, *record.also)
+    return not filters or any(
+        fnmatchcase(name, pattern) or (":" in name and fnmatchcase(_bare(name, file), pattern))
+        for name in names
+        for pattern in filters
+    )
+
+
+def _bare(name: str, file: CheckpointFile) -> str:
+    return name.removeprefix(f"{file.path.rpartition('/')[2]}:")
+
+
+def _row(record: TensorRecord, uses: dict[int, StorageUse]) -> _Row:
+    found: dict[int, StorageUse] = {}
+    nbytes = 0
+    for part in parts(record):
+        nbytes += (part.extent.nbytes if part.extent is not None else None) or 0
+        if part.storage is not None and part.storage.address in uses:
+            found[part.storage.address] = uses[part.storage.address]
+    wasted = [storage.wasted() for storage in found.values()]
+    return _Row(record, nbytes, list(found.values()), sum(n for n, _ in wasted), all(exact for _, exact in wasted))
+
+
+def _notes(row: _Row, name: _Name) -> Iterator[str]:
+    record = row.record
+    if record.kind != "strided":
+        yield record.kind.replace("_", " ")
+    extent = record.extent
+    partial = extent is not None and record.kind != "nested" and extent.nbytes != extent.storage_nbytes
+    if extent is not None and partial and row.storages and extent.needed_nbytes:
+        yield f"view of bytes {extent.first_byte} to {extent.needed_nbytes - 1}"
+    if extent is not None and extent.contiguous is False:
+        yield "not row-major"
+    for storage in row.storages:
+        others = list(dict.fromkeys(other for other in storage.names if other != record.name))
+        if others and len(row.storages) == 1:
+            rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            yield f"shares {name('S', storage.address)} with {others[0]}{rest}"
+    if record.also:
+        yield f"also {record.also[0]}" + (f" and {len(record.also) - 1} more" if len(record.also) > 1 else "")
