@@ -50,6 +50,7 @@ _OTHERS = (
     (b"\x93NUMPY", "a NumPy array"),
     (b"\x1f\x8b", "packed with gzip: unpack it first"),
     (b"\x28\xb5\x2f\xfd", "packed with zstd: unpack it first"),
+    (b"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file"),
     (b"BZh", "packed with bzip2: unpack it first"),
     (b"\xfd7zXZ", "packed with xz: unpack it first"),
 )
@@ -194,7 +195,7 @@ def _format_of(file: IO[bytes], nbytes: int) -> _Format:
         raise Unreadable("is a pickle that torch.save did not write: loading it would run its code")
     for begin, words in _OTHERS:
         if head.startswith(begin):
-            raise Unreadable(f"is no checkpoint of torch.save or safetensors, but {words}")
+            raise Unreadable(f"is {words}")
     if head[8:9] == b"{":
         return "safetensors"
     if LEGACY_HEAD.startswith(head):

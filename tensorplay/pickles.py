@@ -105,12 +105,15 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
                 raise Unreadable(f"is damaged: it has two entries {entry.filename!r}")
             entries[entry.filename] = entry
         root = _root(entries)
-        for entry in entries.values():
-            if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-                raise Unreadable(
-                    f"is compressed, and torch.save stores: {entry.filename!r} claims {bytes_text(entry.file_size)} in "
-                    f"{bytes_text(entry.compress_size)}; unpack it and torch.save it again, if you trust the file"
-                )
+        packed = [
+            e for e in entries.values() if e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size
+        ]
+        if packed:
+            largest = max(packed, key=lambda entry: entry.file_size)
+            raise Unreadable(
+                f"is compressed, and torch.save stores: {largest.filename!r} claims {bytes_text(largest.file_size)} in "
+                f"{bytes_text(largest.compress_size)}; unpack it and torch.save it again, if you trust the file"
+            )
         pickled = entries[f"{root}data.pkl"]
         if pickled.file_size > _MOST_PICKLE_BYTES:
             most = bytes_text(_MOST_PICKLE_BYTES)
@@ -266,7 +269,6 @@ def _claim(saved: Any, fields: int) -> _Claim:
 
 def _unpickle(stream: Any, persistent_load: Callable[[Any], torch.TypedStorage]) -> object:
     """Let torch's weights-only unpickler read one pickle of a stream."""
-    _check_tuples(stream)
     unpickler = _weights_only_unpickler.Unpickler(stream, encoding="utf-8")
     unpickler.persistent_load = persistent_load
     local = serialization._serialization_tls
@@ -274,6 +276,7 @@ def _unpickle(stream: Any, persistent_load: Callable[[Any], torch.TypedStorage])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of protocols and of kinds in beta: nothing that the reader can change
+            _check_tuples(stream)
             return unpickler.load()
     except Unreadable:
         raise
@@ -295,7 +298,7 @@ def _refusal(error: Exception) -> Unreadable:
             f"holds code: its pickle asks for {match[1]}, which torch never loads; do not trust this file"
         )
     if match := re.search(r"GLOBAL (\S+) was not an allowed global", words):
-        name = match[1]
+        name = match[1][:100]
     elif match := re.search(r"`(torch\.[\w.]+)`.* must be imported", words):
         name = f"a class of {match[1]}"
     else:
@@ -351,7 +354,8 @@ def _check_tuples(stream: Any) -> None:
                 pop(len(op.stack_before))
                 stack += [0] * len(op.stack_after)
     except (ValueError, IndexError) as error:
-        raise Unreadable(f"is damaged: its pickle does not load ({error})") from error
+        words = (str(error).splitlines() or ["it ends too early"])[0]
+        raise Unreadable(f"is damaged: its pickle does not load ({words[:200]})") from error
     stream.seek(begin)
 
 

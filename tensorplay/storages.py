@@ -58,5 +58,8 @@ def storages_of(records: Iterable[TensorRecord]) -> dict[int, StorageUse]:
                 continue
             if part.data is None or (part.data.pointer == 0 and storage.nbytes > 0):  # meta: no bytes behind it
                 continue
-            found.setdefault(storage.address, StorageUse(storage.address, storage.nbytes)).add(part)
+            use = found.get(storage.address)
+            if use is None:
+                use = found[storage.address] = StorageUse(storage.address, storage.nbytes)
+            use.add(part)
     return found

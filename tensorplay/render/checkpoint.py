@@ -74,24 +74,27 @@ def checkpoint(document: Document, rows: Rows, name: _Name) -> RenderableType:
         shown.append(Text(rest, style="dim"))
     if rows.filters and chosen:
         shown.append(Text(f"{len(chosen)} of {plural(len(document.records), 'tensor')} match", style="dim"))
+    shown += [Text(""), Text(_bytes_of(files))]
     if any(file.wasted_nbytes and file.format != "safetensors" for file in files):
-        shown.append(
-            Text("wasted: torch.save writes the whole storage of a view; save its clone() instead", style="dim")
-        )
-    shown.append(Text(""))
+        shown.append(Text("torch.save writes the whole storage of a view: save its clone() instead", style="dim"))
     return Group(*shown)
 
 
 def totals(document: Document) -> str:
-    """Answer what all files hold, in one line."""
+    """Answer what all files hold, in numbers."""
     files = document.files
+    return (
+        f"{plural(len(files), 'file')}, {plural(len(document.records), 'tensor')}, "
+        f"{plural(sum(file.storages for file in files), 'storage')}"
+    )
+
+
+def _bytes_of(files: tuple[CheckpointFile, ...]) -> str:
     stored = sum(file.storage_nbytes for file in files)
     wasted = sum(file.wasted_nbytes for file in files)
     least = "" if all(file.wasted_exact for file in files) else "at least "
-    share = f" ({wasted / stored:.1%})" if wasted else ""
+    share = f" ({100 * wasted / stored:.3g} %)" if wasted else ""
     return (
-        f"{plural(len(files), 'file')}, {plural(len(document.records), 'tensor')}, "
-        f"{plural(sum(file.storages for file in files), 'storage')}; "
         f"{bytes_text(sum(file.tensor_nbytes for file in files))} in tensors, {bytes_text(stored)} stored, "
         f"{least}{bytes_text(wasted)} wasted{share}"
     )
