@@ -108,7 +108,7 @@ def inspect_checkpoint(
         max_tensors=max_tensors,
     )
     records = iter(report.records)
-    files = [_describe(one, list(itertools.islice(records, size))) for one, size in zip(opened, sizes, strict=False)]
+    files = [_describe(one, list(itertools.islice(records, size))) for one, size in zip(opened, sizes, strict=True)]
     if not report.records:
         refused = "".join(f"; {entry.name}: {entry.reason}" for entry in unread[:1])
         raise TargetError(f"{target}: there is no tensor in it{refused}")

@@ -201,16 +201,16 @@ def check_groups(
     sizes: list[int] = []
     cut = None
     for group in groups:
-        if len(reads) == max_tensors:
+        if cut is not None or len(reads) == max_tensors:
             cut = Truncated(max_tensors=max_tensors)
-            break
+            sizes.append(0)
+            continue
         found, beside = _read_all(list(group.items()), max_tensors - len(reads), grads=False, root_refs=1)
         reads += found
         unread += beside["unread"]
         sizes.append(len(found))
         if beside["truncated"] is not None:
             cut = Truncated(max_tensors=max_tensors)
-            break
     selection = select_findings(_explain(_suspects(reads)), select=select, ignore=ignore)
     report = Report(reads, selection.findings, truncated=cut, unread=tuple(unread), **selection.fields())
     return Groups(report, sizes)

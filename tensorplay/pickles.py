@@ -69,7 +69,11 @@ class _Bounded(io.FileIO):
 
 @contextlib.contextmanager
 def bounded_memory(nbytes: int) -> Iterator[None]:
-    """Let this process take so many more bytes, and a margin for objects; beyond that Python raises MemoryError."""
+    """Let this process take so many more bytes, and a margin for objects.
+
+    Raises:
+        Unreadable: what is read asks for more.
+    """
     with open("/proc/self/status", encoding="utf-8") as status:
         taken = next(int(line.split()[1]) for line in status if line.startswith("VmData:")) << 10
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -77,6 +81,8 @@ def bounded_memory(nbytes: int) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, (min(limit for limit in limits if limit != resource.RLIM_INFINITY), hard))
     try:
         yield
+    except MemoryError as error:
+        raise Unreadable(f"asks for more memory than its size and {bytes_text(_MEMORY_MARGIN)}: not read on") from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
@@ -90,9 +96,12 @@ def read_zip(file: IO[bytes], progress: Progress) -> Loaded:
     """
     try:
         return _read_zip(file, progress)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, UnicodeError, OSError) as error:
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:  # zipfile raises anything for a directory that lies
+        words = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise Unreadable(
-            f"is damaged: its zip directory is missing or wrong, as in a file cut off ({error})"
+            f"is damaged: its zip directory is missing or wrong, as in a file cut off ({words})"
         ) from error
 
 
@@ -105,6 +114,8 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
                 raise Unreadable(f"is damaged: it has two entries {entry.filename!r}")
             entries[entry.filename] = entry
         root = _root(entries)
+        if any(entry.flag_bits & 1 for entry in entries.values()):
+            raise Unreadable("is encrypted: decrypt it first")
         packed = [
             e for e in entries.values() if e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size
         ]
@@ -278,10 +289,8 @@ def _unpickle(stream: Any, persistent_load: Callable[[Any], torch.TypedStorage])
             warnings.simplefilter("ignore")  # of protocols and of kinds in beta: nothing that the reader can change
             _check_tuples(stream)
             return unpickler.load()
-    except Unreadable:
+    except (Unreadable, MemoryError):
         raise
-    except MemoryError as error:
-        raise Unreadable(f"asks for more memory than its size and {bytes_text(_MEMORY_MARGIN)}: not read on") from error
     except Exception as error:
         raise _refusal(error) from error
     finally:
@@ -300,7 +309,10 @@ def _refusal(error: Exception) -> Unreadable:
     if match := re.search(r"GLOBAL (\S+) was not an allowed global", words):
         name = match[1][:100]
     elif match := re.search(r"`(torch\.[\w.]+)`.* must be imported", words):
-        name = f"a class of {match[1]}"
+        return NotAllowed(
+            f"needs {match[1]}: import it in your own script, torch.load the file there and pass what it holds to "
+            "tensorplay.check"
+        )
     else:
         kind = type(error).__name__
         return Unreadable(f"is damaged: its pickle does not load ({kind}{': ' + words[:200] if words else ''})")

@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tensorplay.cli.reporting import finish, prepare, report_options
-from tensorplay.render.checkpoint import SORTS, Rows, Sort
 
 if TYPE_CHECKING:
     from tensorplay.checkpoints import Step
@@ -25,7 +24,11 @@ _SECONDS_WITHOUT_BAR = 1.0
 @click.command()
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @report_options(("text", "json", "html"), max_tensors=1_000_000)
-@click.option("--sort", type=click.Choice(SORTS), help="Order of the table's rows.  [default: file]")
+@click.option(
+    "--sort",
+    type=click.Choice(["file", "name", "bytes", "wasted"]),
+    help="Order of the table's rows.  [default: file]",
+)
 @click.option("--filter", "filters", multiple=True, metavar="GLOB", help="Show only rows whose name matches one.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most so many rows.  [default: 1000]")
 def inspect(
@@ -39,7 +42,7 @@ def inspect(
     addresses: bool,
     output: Path | None,
     force: bool,
-    sort: Sort | None,
+    sort: Literal["file", "name", "bytes", "wasted"] | None,
     filters: tuple[str, ...],
     limit: int | None,
 ) -> None:
@@ -54,6 +57,7 @@ def inspect(
         raise click.UsageError(f"--sort, --filter and --limit choose rows of the text: {output_format} has all tensors")
     config = prepare(output, force, select, ignore)
     from tensorplay.checkpoints import inspect_checkpoint
+    from tensorplay.render.checkpoint import Rows
 
     with _progress() as step:
         report = inspect_checkpoint(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from tensorplay.errors import TensorPlayError
-from tensorplay.render.checkpoint import Rows
-from tensorplay.reports import Report
+
+if TYPE_CHECKING:  # they take time to import, and a command with wrong options has no use for them
+    from tensorplay.render.checkpoint import Rows
+    from tensorplay.reports import Report
 
 __all__ = ["escaped", "message_of", "print_report", "print_text"]
 

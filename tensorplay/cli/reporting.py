@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tensorplay.cli.output import print_report, print_text
 from tensorplay.errors import TargetError
-from tensorplay.render.checkpoint import Rows
-from tensorplay.reports import Report
-from tensorplay.selection import Config
+
+if TYPE_CHECKING:  # they take time to import, and a command with wrong options has no use for them
+    from tensorplay.render.checkpoint import Rows
+    from tensorplay.reports import Report
+    from tensorplay.selection import Config
 
 __all__ = ["finish", "prepare", "report_options"]
 

@@ -14,10 +14,7 @@ from tensorplay.layers import CheckpointFile, Document, TensorRecord
 from tensorplay.storages import StorageUse, parts, storages_of
 from tensorplay.words import bytes_text, describe, plural
 
-__all__ = ["Rows", "SORTS", "Sort", "checkpoint", "totals"]
-
-Sort = Literal["file", "name", "bytes", "wasted"]
-SORTS: tuple[Sort, ...] = ("file", "name", "bytes", "wasted")
+__all__ = ["Rows", "checkpoint", "totals"]
 
 _NAME_COLUMNS = 44
 """What a name gets before the notes do."""
@@ -28,7 +25,7 @@ _Name = Callable[[str, int], str]
 class Rows(NamedTuple):
     """Which rows of the table are shown, and in what order."""
 
-    sort: Sort = "file"
+    sort: Literal["file", "name", "bytes", "wasted"] = "file"
     filters: tuple[str, ...] = ()
     limit: int = 1_000
 

@@ -266,6 +266,32 @@ def test_hostile_pickle_is_refused_in_one_line(write, operations, words):
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
+class Expanded:
+    """Pickled, it is a conversion of one element that stands for 2**33."""
+
+    def __reduce__(self):
+        arguments = (torch.zeros(1).expand(1 << 33), torch.float64, "cpu", False)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
+
+
+def test_conversion_to_more_memory_than_there_is_is_refused(write):
+    assert "can't allocate memory" in refusal(write(saved({"a": Expanded()})))
+
+
+def test_encrypted_archive_is_refused(write):
+    content = bytearray(saved(torch.ones(2)))
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 8] |= 1
+
+    assert refusal(write(bytes(content))).endswith("is encrypted: decrypt it first")
+
+
+def test_module_that_must_be_imported_is_named():
+    message = "``torch.distributed.tensor`` must be imported to load DTensors"
+
+    assert "needs torch.distributed.tensor: import it" in str(pickles._refusal(pickle.UnpicklingError(message)))
+
+
 def test_refused_class_is_named_with_the_way_out(write):
     words = refusal(write(saved(torch.nn.Linear(2, 2))))
 
@@ -337,6 +363,15 @@ def test_missing_shards_are_named(tmp_path):
     index(tmp_path, a="one.safetensors", b="two.safetensors", c="three.safetensors")
 
     assert "lacks two.safetensors, three.safetensors, which model.safetensors.index.json names" in refusal(tmp_path)
+
+
+def test_files_behind_max_tensors_are_listed_without_tensors(tmp_path):
+    shards(tmp_path, one={"a": torch.ones(2), "b": torch.ones(2)}, two={"c": torch.ones(3)})
+
+    document = inspect_checkpoint(tmp_path, max_tensors=2).document
+
+    assert [file.tensors for file in document.files] == [2, 0]
+    assert document.truncated.max_tensors == 2
 
 
 def test_tensor_that_only_the_index_has_is_named(tmp_path):
