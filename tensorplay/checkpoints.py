@@ -30,7 +30,7 @@ from tensorplay.words import bytes_text, plural
 
 __all__ = ["MAX_TENSORS", "Step", "inspect_checkpoint"]
 
-MAX_TENSORS = 1_000_000
+MAX_TENSORS = 250_000
 """How many tensors of a checkpoint are read unless told otherwise."""
 
 Step = Callable[[str, int, int], None]

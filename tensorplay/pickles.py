@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 LEGACY_HEAD = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """What a file of torch.save before torch 1.6 begins with: MAGIC_NUMBER in torch/serialization.py, pickled."""
 
-_MOST_PICKLE_BYTES = 256 << 20
+_MOST_PICKLE_BYTES = 128 << 20
 _MOST_DIRECTORY_BYTES = 256 << 20
 # Python hashes a tuple of tuples by recursion in C, without a check of its stack.
 _MOST_TUPLES_DEEP = 5_000
@@ -111,7 +111,7 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
         entries: dict[str, zipfile.ZipInfo] = {}
         for entry in archive.infolist():
             if entry.filename in entries:
-                raise Unreadable(f"is damaged: it has two entries {entry.filename!r}")
+                raise Unreadable(f"is damaged: it has two entries {_quoted(entry.filename)}")
             entries[entry.filename] = entry
         root = _root(entries)
         if any(entry.flag_bits & 1 for entry in entries.values()):
@@ -122,8 +122,9 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
         if packed:
             largest = max(packed, key=lambda entry: entry.file_size)
             raise Unreadable(
-                f"is compressed, and torch.save stores: {largest.filename!r} claims {bytes_text(largest.file_size)} in "
-                f"{bytes_text(largest.compress_size)}; unpack it and torch.save it again, if you trust the file"
+                f"is compressed, and torch.save stores: {_quoted(largest.filename)} claims "
+                f"{bytes_text(largest.file_size)} in {bytes_text(largest.compress_size)}; unpack it and torch.save it "
+                "again, if you trust the file"
             )
         pickled = entries[f"{root}data.pkl"]
         if pickled.file_size > _MOST_PICKLE_BYTES:
@@ -144,15 +145,17 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
             return storages[key]
         entry = entries.get(f"{root}data/{key}")
         if entry is None:
-            raise Unreadable(f"is damaged: its pickle names the storage {key!r}, which the archive does not have")
+            raise Unreadable(
+                f"is damaged: its pickle names the storage {_quoted(key)}, which the archive does not have"
+            )
         if nbytes > entry.file_size:
             raise Unreadable(
-                f"is damaged: the storage {key!r} claims {bytes_text(nbytes)}, its entry has "
+                f"is damaged: the storage {_quoted(key)} claims {bytes_text(nbytes)}, its entry has "
                 f"{bytes_text(entry.file_size)}"
             )
         begin = _data_offset(file, entry)
         if begin + entry.file_size > size:
-            raise Unreadable(f"is damaged: the storage {key!r} reaches past the end of the file")
+            raise Unreadable(f"is damaged: the storage {_quoted(key)} reaches past the end of the file")
         storages[key] = _typed(whole[begin : begin + nbytes], dtype)
         progress(len(storages), total)
         return storages[key]
@@ -177,11 +180,18 @@ def _root(entries: dict[str, zipfile.ZipInfo]) -> str:
 
 def _data_offset(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
     """Answer where an entry's bytes begin, behind its own header in front of them."""
-    header = os.pread(file.fileno(), _LOCAL_HEADER.size, entry.header_offset)
-    mark, name, extra = _LOCAL_HEADER.unpack(header)
-    if mark != b"PK\x03\x04":
-        raise Unreadable(f"is damaged: {entry.filename!r} is not where the zip directory says")
-    return entry.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
+    begin = entry.header_offset + _LOCAL_HEADER.size
+    mark, length, extra = _LOCAL_HEADER.unpack(os.pread(file.fileno(), _LOCAL_HEADER.size, entry.header_offset))
+    name = entry.orig_filename.encode("utf-8" if entry.flag_bits & 0x800 else "cp437")
+    # By its name: two entries of the directory may point at one header, and their storages would be one memory.
+    if mark != b"PK\x03\x04" or os.pread(file.fileno(), length, begin) != name:
+        raise Unreadable(f"is damaged: {_quoted(entry.filename)} is not where the zip directory says")
+    return begin + int(length) + int(extra)
+
+
+def _quoted(name: str) -> str:
+    """Answer a name of a file as it goes into a message; it may have any length."""
+    return repr(name if len(name) <= 80 else f"{name[:60]}...{name[-17:]}")
 
 
 def read_legacy(file: IO[bytes], progress: Progress) -> Loaded:
@@ -209,9 +219,9 @@ def read_legacy(file: IO[bytes], progress: Progress) -> Loaded:
             _, dtype, nbytes = claims[key]
             length = os.pread(file.fileno(), 8, offset)
             if len(length) < 8 or offset + 8 + nbytes > size:
-                raise Unreadable(f"is cut off: the storage {key!r} of {bytes_text(nbytes)} is not all there")
+                raise Unreadable(f"is cut off: the storage {_quoted(key)} of {bytes_text(nbytes)} is not all there")
             if int.from_bytes(length, "little") * torch._utils._element_size(dtype) != nbytes:
-                raise Unreadable(f"is damaged: the storage {key!r} has another length than its pickle claims")
+                raise Unreadable(f"is damaged: the storage {_quoted(key)} has another length than its pickle claims")
             if nbytes <= _FILLED_BYTES:
                 small[key] = os.pread(file.fileno(), nbytes, offset + 8)
             offset += 8 + nbytes

@@ -23,7 +23,7 @@ _SECONDS_WITHOUT_BAR = 1.0
 
 @click.command()
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@report_options(("text", "json", "html"), max_tensors=1_000_000)
+@report_options(("text", "json", "html"), max_tensors=250_000)
 @click.option(
     "--sort",
     type=click.Choice(["file", "name", "bytes", "wasted"]),

@@ -9,7 +9,6 @@ import random
 import resource
 import subprocess
 import sys
-import warnings
 import zipfile
 
 import pytest
@@ -222,13 +221,25 @@ def test_packed_archive_is_refused_before_anything_is_unpacked(write):
 
 
 def test_entry_that_is_there_twice_is_refused(write):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        path = write(saved(torch.ones(2)))
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr("case/data.pkl" if "case/data.pkl" in archive.namelist() else "archive/data.pkl", b"x")
+    path = write(saved(torch.ones(2)))
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("archive/data.pkl", b"x")
 
     assert "two entries" in refusal(path)
+
+
+def test_two_storages_in_one_place_are_refused(write):
+    content = bytearray(saved({"a": torch.ones(4), "b": torch.ones(4)}))
+    first, second = (content.rindex(b"archive/data/" + digit) - 46 for digit in (b"0", b"1"))
+    content[second + 42 : second + 46] = content[first + 42 : first + 46]  # where the directory says that it begins
+
+    assert "'archive/data/1' is not where the zip directory says" in refusal(write(bytes(content)))
+
+
+def test_long_name_is_cut_in_the_message(write):
+    entries = entries_of(saved({"a": torch.ones(4)})) | {"archive/" + "x" * 60_000: bytes(1_000)}
+
+    assert len(refusal(write(zipped(entries, zipfile.ZIP_DEFLATED)))) < 400
 
 
 def test_zip_directory_that_claims_gigabytes_is_not_read(write):
