@@ -108,7 +108,11 @@ def inspect_checkpoint(
         max_tensors=max_tensors,
     )
     records = iter(report.records)
-    files = [_describe(one, list(itertools.islice(records, size))) for one, size in zip(opened, sizes, strict=True)]
+    left = None if report.document.truncated is None else max_tensors  # the file that takes the last is not complete
+    files = []
+    for one, size in zip(opened, sizes, strict=True):
+        left = None if left is None else left - size
+        files.append(_describe(one, list(itertools.islice(records, size)), complete=left is None or left > 0))
     if not report.records:
         refused = "".join(f"; {entry.name}: {entry.reason}" for entry in unread[:1])
         raise TargetError(f"{target}: there is no tensor in it{refused}")
@@ -120,7 +124,7 @@ def _prefixed(opened: _Opened, folder: Path) -> dict[str, object]:
     return {f"{opened.path.relative_to(folder)}:{name}": obj for name, obj in opened.objs.items()}
 
 
-def _describe(opened: _Opened, records: Sequence[TensorRecord]) -> CheckpointFile:
+def _describe(opened: _Opened, records: Sequence[TensorRecord], complete: bool) -> CheckpointFile:
     storages = storages_of(records).values()
     wasted = [storage.wasted() for storage in storages]
     reached = (part.extent.nbytes for record in records for part in parts(record) if part.extent is not None)
@@ -132,8 +136,8 @@ def _describe(opened: _Opened, records: Sequence[TensorRecord]) -> CheckpointFil
         storages=len(storages),
         tensor_nbytes=sum(filter(None, reached)),
         storage_nbytes=sum(storage.nbytes for storage in storages),
-        wasted_nbytes=sum(nbytes for nbytes, _ in wasted),
-        wasted_exact=all(exact for _, exact in wasted),
+        wasted_nbytes=sum(nbytes for nbytes, _ in wasted) if complete else None,
+        wasted_exact=complete and all(exact for _, exact in wasted),
         notes=opened.notes,
     )
 

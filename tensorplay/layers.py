@@ -376,8 +376,8 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     """numel x itemsize of all of them."""
     storage_nbytes: int
     """Bytes of the storages, which is what is written for the tensors."""
-    wasted_nbytes: int
-    """Bytes of the storages that none of the tensors reaches."""
+    wasted_nbytes: int | None
+    """Bytes of the storages that none of the tensors reaches; None where not all of its tensors were read."""
     wasted_exact: bool
     """Whether that is exact; otherwise it is at least so many: tensors with gaps lie over one another."""
     notes: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ class _Row(NamedTuple):
     record: TensorRecord
     nbytes: int
     storages: list[StorageUse]
-    wasted_nbytes: int
+    wasted_nbytes: int | None
     exact: bool
 
 
@@ -56,13 +56,13 @@ def checkpoint(document: Document, rows: Rows, name: _Name) -> RenderableType:
     uses = storages_of(document.records)
     for address in uses:
         name("S", address)  # numbered as they lie in the files, whatever the order of the rows
-    chosen = [_row(record, uses) for file, record in _by_file(document) if _matches(record, file, rows.filters)]
+    chosen = [_row(record, file, uses) for file, record in _by_file(document) if _matches(record, file, rows.filters)]
     if rows.sort == "name":
         chosen.sort(key=lambda row: row.record.name)
     elif rows.sort == "bytes":
         chosen.sort(key=lambda row: -row.nbytes)
     elif rows.sort == "wasted":
-        chosen.sort(key=lambda row: -row.wasted_nbytes)
+        chosen.sort(key=lambda row: -(row.wasted_nbytes or 0))
     shown += [Text(""), _table(chosen[: rows.limit], name)]
     if not chosen:
         shown.append(Text(f"no tensor's name matches {' or '.join(rows.filters)}", style="yellow"))
@@ -88,13 +88,14 @@ def totals(document: Document) -> str:
 
 def _bytes_of(files: tuple[CheckpointFile, ...]) -> str:
     stored = sum(file.storage_nbytes for file in files)
-    wasted = sum(file.wasted_nbytes for file in files)
-    least = "" if all(file.wasted_exact for file in files) else "at least "
+    wasted = sum(file.wasted_nbytes or 0 for file in files)
     share = f" ({100 * wasted / stored:.3g} %)" if wasted else ""
-    return (
-        f"{bytes_text(sum(file.tensor_nbytes for file in files))} in tensors, {bytes_text(stored)} stored, "
-        f"{least}{bytes_text(wasted)} wasted{share}"
-    )
+    words = f"{bytes_text(wasted)} wasted{share}"
+    if any(file.wasted_nbytes is None for file in files):
+        words = "wasted bytes not known"
+    elif not all(file.wasted_exact for file in files):
+        words = f"at least {words}"
+    return f"{bytes_text(sum(file.tensor_nbytes for file in files))} in tensors, {bytes_text(stored)} stored, {words}"
 
 
 def _file(file: CheckpointFile) -> Text:
@@ -141,7 +142,9 @@ def _grid(*headers: str) -> Table:
     return table
 
 
-def _wasted_text(nbytes: int, exact: bool) -> str:
+def _wasted_text(nbytes: int | None, exact: bool) -> str:
+    if nbytes is None:
+        return "?"
     if not nbytes:
         return "-"
     return f"{'' if exact else '>= '}{bytes_text(nbytes)}"
@@ -168,7 +171,7 @@ def _bare(name: str, file: CheckpointFile) -> str:
     return name.removeprefix(f"{file.path.rpartition('/')[2]}:")
 
 
-def _row(record: TensorRecord, uses: dict[int, StorageUse]) -> _Row:
+def _row(record: TensorRecord, file: CheckpointFile, uses: dict[int, StorageUse]) -> _Row:
     found: dict[int, StorageUse] = {}
     nbytes = 0
     for part in parts(record):
@@ -176,7 +179,8 @@ def _row(record: TensorRecord, uses: dict[int, StorageUse]) -> _Row:
         if part.storage is not None and part.storage.address in uses:
             found[part.storage.address] = uses[part.storage.address]
     wasted = [storage.wasted() for storage in found.values()]
-    return _Row(record, nbytes, list(found.values()), sum(n for n, _ in wasted), all(exact for _, exact in wasted))
+    total = None if file.wasted_nbytes is None else sum(wasted_nbytes for wasted_nbytes, _ in wasted)
+    return _Row(record, nbytes, list(found.values()), total, all(exact for _, exact in wasted))
 
 
 def _notes(row: _Row, name: _Name) -> Iterator[str]:

@@ -385,6 +385,15 @@ def test_files_behind_max_tensors_are_listed_without_tensors(tmp_path):
     assert document.truncated.max_tensors == 2
 
 
+def test_wasted_bytes_are_not_known_where_tensors_were_left_out(tmp_path):
+    shards(tmp_path, one={"a": torch.ones(2)}, two={"b": torch.ones(2), "c": torch.ones(3)})
+
+    report = inspect_checkpoint(tmp_path, max_tensors=2)
+
+    assert [file.wasted_nbytes for file in report.document.files] == [0, None]
+    assert "wasted bytes not known" in report.text()
+
+
 def test_tensor_that_only_the_index_has_is_named(tmp_path):
     shards(tmp_path, one={"a": torch.ones(2)})
     index(tmp_path, a="one.safetensors", b="one.safetensors")
