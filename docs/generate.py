@@ -126,7 +126,7 @@ def report_page() -> str:
     docs = field_docs()
     parts = [
         "# The report\n",
-        "Generated from the data model. `Report.to_json()` and `tensorplay check --format json` write a Document. Its",
+        "Generated from the data model. `Report.to_json()` and the option `--format json` write a Document. Its",
         "JSON Schema is `tensorplay/report.schema.json` in the package. Addresses are integers. Fields that a reader",
         "does not know are to be passed over.\n",
     ]

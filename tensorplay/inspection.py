@@ -20,7 +20,7 @@ from tensorplay.arrays import owner_of, producer_of, read_array
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name
 from tensorplay.errors import InconsistentTensor
-from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated
+from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated, Unread
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.foreign import NotMapped
 from tensorplay.rules.registry import SceneRule, record_rules, scene_rules
@@ -193,6 +193,43 @@ def check_at(
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
     beside["unread"] += tuple(scene.unread)
     return Report(reads, selection.findings, arrays=tuple(a.record for a in lent), **beside, **selection.fields())
+
+
+class Groups(NamedTuple):
+    """A report on groups of objects, and how many of its records each group has."""
+
+    report: Report
+    sizes: list[int]
+
+
+def check_groups(
+    groups: Iterable[dict[str, object]],
+    *,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    max_tensors: int = MAX_TENSORS,
+) -> Groups:
+    """Do what check() does for objects that no line of code made, as those of files; no gradients are looked for."""
+    reads: list[Read] = []
+    unread: list[Unread] = []
+    sizes: list[int] = []
+    cut = None
+    for group in groups:
+        if cut is not None or len(reads) == max_tensors:
+            cut = Truncated(max_tensors=max_tensors)
+            sizes.append(0)
+            continue
+        found, _, beside = _read_all(
+            list(group.items()), max_tensors - len(reads), grads=False, lenders=False, root_refs=1
+        )
+        reads += found
+        unread += beside["unread"]
+        sizes.append(len(found))
+        if beside["truncated"] is not None:
+            cut = Truncated(max_tensors=max_tensors)
+    selection = select_findings(_explain(_suspects(reads)), select=select, ignore=ignore)
+    report = Report(reads, selection.findings, truncated=cut, unread=tuple(unread), **selection.fields())
+    return Groups(report, sizes)
 
 
 @_outside_compiled_code

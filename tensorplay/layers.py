@@ -14,6 +14,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "ArrayRecord",
     "Change",
+    "CheckpointFile",
     "DataLayer",
     "Document",
     "Extent",
@@ -399,6 +400,31 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Its value in this one."""
 
 
+class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that records were read from; the records are in the order of the files."""
+
+    path: str
+    """As it was named, or found in the folder that was named."""
+    format: Literal["torch zip", "torch legacy", "safetensors"]
+    """Decided by its content."""
+    nbytes: int
+    """Its size."""
+    tensors: int
+    """How many records are of this file."""
+    storages: int
+    """How many storages they lie in."""
+    tensor_nbytes: int
+    """numel x itemsize of all of them."""
+    storage_nbytes: int
+    """Bytes of the storages, which is what is written for the tensors."""
+    wasted_nbytes: int | None
+    """Bytes of the storages that none of the tensors reaches; None where not all of its tensors were read."""
+    wasted_exact: bool
+    """Whether that is exact; otherwise it is at least so many: tensors with gaps lie over one another."""
+    notes: tuple[str, ...] = ()
+    """What else is to be said of the file."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -445,6 +471,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What changed since the last report with this label; None where there was none."""
     focus: str | None = None
     """The one layer the caller asked for; the others are recorded all the same."""
+    files: tuple[CheckpointFile, ...] = ()
+    """The files of the checkpoint that was read."""
 
 
 def json_schema() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tensorplay.cli.check import check
 from tensorplay.cli.demo import demo
 from tensorplay.cli.doctor import doctor
 from tensorplay.cli.explain import explain
+from tensorplay.cli.inspect import inspect
 from tensorplay.cli.output import escaped, message_of
 from tensorplay.errors import TensorPlayError
 
@@ -27,7 +28,7 @@ def cli() -> None:
     """AddressSanitizer for tensors: what they really are, who shares their memory, what is wrong with them."""
 
 
-for command in (check, explain, doctor, demo):
+for command in (inspect, check, explain, doctor, demo):
     cli.add_command(command)
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from tensorplay.errors import TensorPlayError
-from tensorplay.reports import Report
+
+if TYPE_CHECKING:  # they take time to import, and a command with wrong options has no use for them
+    from tensorplay.render.checkpoint import Rows
+    from tensorplay.reports import Report
 
 __all__ = ["escaped", "message_of", "print_report", "print_text"]
 
 
-def print_report(report: Report, *, addresses: bool = False) -> None:
-    """Write a report as standard output can show it: its colours, its characters."""
+def print_report(report: Report, *, addresses: bool = False, rows: Rows | None = None) -> None:
+    """Write a report as standard output can show it: its colours, its characters; of a checkpoint these rows."""
+    from tensorplay.render.text import render
+
     stdout = sys.stdout
     color = stdout is not None and stdout.isatty() and not os.environ.get("NO_COLOR")
     ascii = not (getattr(stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    print_text(report.text(color=color, ascii=ascii, addresses=addresses))
+    print_text(render(report.document, color=color, ascii=ascii, addresses=addresses, rows=rows))
 
 
 def print_text(text: str | bytes) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from tensorplay.layers import Document, TensorRecord
-from tensorplay.render.outline import Diagnosis, Layer, Outline, Phrase, Table, TensorPart, flat, outline
+from tensorplay.render.outline import Diagnosis, Layer, Outline, TensorPart, flat, outline
+from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.svg import Picture, cells_picture, layers_picture
 from tensorplay.words import plural, visible
 
@@ -26,6 +27,7 @@ _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
 _CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0;border:0;white-space:"
 _BADGES = {
     "plain": "",
+    "strong": "font-weight:bold",
     "dim": "opacity:0.8",
     "attention": "font-weight:bold",
     "good": "background:#1a7f37;color:#ffffff;padding:1px 7px;border-radius:4px",
@@ -59,6 +61,7 @@ def fragment(document: Document, *, view_chain: bool = False) -> str:
     ]
     if report.table is not None:
         parts.append(_table(report.table))
+    parts += [_piece(piece) for piece in report.checkpoint]
     if report.arrays is not None:
         parts.append(_table(report.arrays))
     if report.table is not None or report.tensors:
@@ -125,6 +128,12 @@ def _changes(report: Outline) -> Iterable[str]:
         )
     if report.note is not None:
         yield f'<p style="{_BADGES["dim"]}">{_text(report.note)}</p>'
+
+
+def _piece(piece: Table | Phrase) -> str:
+    if isinstance(piece, Table):
+        return _table(piece)
+    return f'<p style="margin:4px 0;{_BADGES[piece.tone]}">{_text(piece.words)}</p>' if piece.words else ""
 
 
 def _tensor(tensor: TensorPart) -> str:

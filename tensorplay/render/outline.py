@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tensorplay.layers import SEVERITIES, WITH_MEMORY, ArrayRecord, Change, Document, Finding, Severity, TensorRecord
 from tensorplay.render.cells import Geometry
+from tensorplay.render.checkpoint import Rows, checkpoint, totals
+from tensorplay.render.parts import Phrase, Table
 from tensorplay.words import bytes_text, describe, plural, shape_text
 
-__all__ = ["Diagnosis", "Layer", "Names", "Outline", "Phrase", "Table", "TensorPart", "diagnosis", "flat", "outline"]
+__all__ = ["Diagnosis", "Layer", "Names", "Outline", "TensorPart", "diagnosis", "flat", "outline"]
 
 _MOST_TREES = 3
 _MOST_ROWS = 50
@@ -24,16 +26,6 @@ _ADDRESSES = {
     "data.data_ptr": "D",
     "data.context": "C",
 }
-
-
-Tone = Literal["plain", "dim", "attention", "good", "error", "warning", "info"]
-
-
-class Phrase(NamedTuple):
-    """Words and how they are meant."""
-
-    words: str
-    tone: Tone = "plain"
 
 
 class Layer(NamedTuple):
@@ -55,17 +47,6 @@ class TensorPart(NamedTuple):
     geometry: Geometry | None = None
     """What there is to draw; None where a picture would say nothing."""
     inner: tuple[TensorPart, ...] = ()
-
-
-class Table(NamedTuple):
-    """Rows under their headings."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
-    """Headings of the columns that hold numbers."""
-    rest: str | None = None
-    """What is said of rows that are left out."""
 
 
 class Diagnosis(NamedTuple):
@@ -92,6 +73,8 @@ class Outline(NamedTuple):
     """The tensors, where they are few."""
     table: Table | None
     """The tensors, where they are many."""
+    checkpoint: tuple[Table | Phrase, ...]
+    """Files and their tensors, in place of both, where the report is on files."""
     arrays: Table | None
     """The NumPy arrays, where there are any."""
     diagnoses: tuple[Diagnosis, ...]
@@ -106,14 +89,15 @@ class Outline(NamedTuple):
     """The short names used so far."""
 
 
-def outline(document: Document, *, addresses: bool = False) -> Outline:
+def outline(document: Document, *, addresses: bool = False, rows: Rows | None = None) -> Outline:
     """Put a report into words.
 
     Args:
         document: the report.
         addresses: whether to print addresses in hex in place of short names (S1, I3).
+        rows: which rows to show of a checkpoint.
     """
-    return _Writer(document, addresses).outline()
+    return _Writer(document, addresses, rows or Rows()).outline()
 
 
 def diagnosis(finding: Finding) -> Diagnosis:
@@ -147,8 +131,9 @@ class Names:
 
 
 class _Writer:
-    def __init__(self, document: Document, addresses: bool) -> None:
+    def __init__(self, document: Document, addresses: bool, rows: Rows) -> None:
         self.document = document
+        self.rows = rows
         self.name = Names(addresses)
         # Who in this report sits over which storage: the owners that can be named.
         self.over: dict[int, dict[int, str]] = {}
@@ -165,11 +150,14 @@ class _Writer:
         focus: list[TensorPart] = []
         tensors: list[TensorPart] = []
         table = None
+        files: tuple[Table | Phrase, ...] = ()
         if document.changes is not None:
             changes = self.changes(document.changes)
             note = self.same_addresses(document.changes)
         elif document.focus is not None:
             focus = [self.focus(record, document.focus) for record in document.records]
+        elif document.files:
+            files = checkpoint(document, self.rows, self.name)
         elif len(document.records) <= _MOST_TREES:
             tensors = [self.tensor(record) for record in document.records]
         else:
@@ -182,6 +170,7 @@ class _Writer:
             focus=tuple(focus),
             tensors=tuple(tensors),
             table=table,
+            checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
             diagnoses=tuple(map(diagnosis, findings[:_MOST_ROWS])),
             more_diagnoses=_rest(len(findings), "finding", "report.findings and to_json() have all"),
@@ -474,7 +463,7 @@ class _Writer:
             counted.append(f"{plural(others, 'storage')} without memory")
         if document.arrays:
             counted.append(plural(len(document.arrays), "array"))
-        yield Phrase(f"{', '.join(counted)}: ")
+        yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
         found = [Phrase(f"{count} {severity}", severity) for severity, count in counts if count]
         for number, phrase in enumerate(found):

@@ -16,6 +16,8 @@ from rich.tree import Tree
 from tensorplay.layers import Document, Finding
 from tensorplay.render import outline as parts
 from tensorplay.render.cells import Geometry
+from tensorplay.render.checkpoint import Rows
+from tensorplay.render.parts import Table as Grid
 from tensorplay.render.strides import strides_picture
 from tensorplay.words import UNSEEN, visible
 
@@ -26,6 +28,7 @@ _LEAST_WIDTH = 40  # in fewer columns the facts themselves would go
 _CONTROL = re.compile(f"(\x1b\\[[0-9;]*m)|(?!\n){UNSEEN}")
 _STYLES = {
     "plain": "",
+    "strong": "bold",
     "dim": "dim",
     "attention": "yellow",
     "good": "green",
@@ -42,12 +45,18 @@ class _AsciiBuffer(io.StringIO):
 
 
 def render(
-    document: Document, *, width: int | None = None, color: bool = False, ascii: bool = False, addresses: bool = False
+    document: Document,
+    *,
+    width: int | None = None,
+    color: bool = False,
+    ascii: bool = False,
+    addresses: bool = False,
+    rows: Rows | None = None,
 ) -> str:
-    """Answer a report as text; arguments as for Report.text()."""
+    """Answer a report as text; arguments as for Report.text(), and the rows to show of a checkpoint."""
     buffer = _AsciiBuffer() if ascii else io.StringIO()
     columns = max(_LEAST_WIDTH, width or shutil.get_terminal_size((100, 24)).columns)
-    _console(buffer, columns, color).print(_report(parts.outline(document, addresses=addresses), ascii))
+    _console(buffer, columns, color).print(_report(parts.outline(document, addresses=addresses, rows=rows), ascii))
     return _finish(buffer.getvalue(), color)
 
 
@@ -118,6 +127,8 @@ def _report(report: parts.Outline, ascii: bool) -> RenderableType:
     shown += [_tensor(tensor, ascii) for tensor in report.tensors]
     if report.table is not None:
         shown.append(_table(report.table))
+    for piece in report.checkpoint:
+        shown.append(_table(piece) if isinstance(piece, Grid) else Text(piece.words, style=_STYLES[piece.tone]))
     if report.arrays is not None:
         shown.append(_table(report.arrays))
     shown += [Group("", _diagnosis(diagnosis)) for diagnosis in report.diagnoses]
@@ -166,10 +177,11 @@ def _facts(tensor: parts.TensorPart) -> Tree:
     return tree
 
 
-def _table(content: parts.Table) -> RenderableType:
+def _table(content: Grid) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in content.headings:
         table.add_column(heading, justify="right" if heading in content.numbers else "left", overflow="fold")
+    table.columns[0].min_width = content.first_width or None
     for row in content.rows:
         table.add_row(*row)
     return table if content.rest is None else Group(table, Text(content.rest, style="dim"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -78,7 +79,9 @@ def test_other_kinds_are_drawn(make):
 
 
 def test_names_are_escaped_and_control_characters_shown():
-    picture = layers({HOSTILE: torch.ones(3)})
+    document = tp.check({"x": torch.ones(3)}).document
+    record = msgspec.structs.replace(document.records[0], name=HOSTILE)
+    picture = layers_picture((record,), outline(document).names)
 
     assert "x<b>&\"'\\x1b[31m\\u202e\\ud800…" in texts(picture.svg)
     assert HOSTILE not in picture.svg

@@ -1,0 +1,102 @@
+"""``tensorplay inspect``: what the tensors of a checkpoint are, who shares storage, how many bytes are wasted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from tensorplay.cli.reporting import finish, prepare, report_options
+
+if TYPE_CHECKING:
+    from tensorplay.checkpoints import Step
+
+__all__ = ["inspect"]
+
+_SECONDS_WITHOUT_BAR = 1.0
+
+
+@click.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@report_options(max_tensors=250_000)
+@click.option(
+    "--sort",
+    type=click.Choice(["file", "name", "bytes", "wasted"]),
+    help="Order of the table's rows.  [default: file]",
+)
+@click.option("--filter", "filters", multiple=True, metavar="GLOB", help="Show only rows whose name matches one.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show at most so many rows.  [default: 1000]")
+def inspect(
+    path: Path,
+    output_format: str,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    fail_on: str | None,
+    exit_zero: bool,
+    max_tensors: int,
+    addresses: bool,
+    output: Path | None,
+    force: bool,
+    sort: Literal["file", "name", "bytes", "wasted"] | None,
+    filters: tuple[str, ...],
+    limit: int | None,
+) -> None:
+    """Inspect a checkpoint without loading it: its tensors, their storages, who shares them, what is wasted.
+
+    FILE is a file of torch.save or safetensors, or a folder of them. No code in it is run, and the bytes of its tensors
+    are not read: a large file takes no more memory than a small one.
+
+    --sort, --filter and --limit choose the rows of the table; totals and findings are always of all tensors.
+    """
+    if output_format != "text" and (sort or filters or limit):
+        raise click.UsageError(f"--sort, --filter and --limit choose rows of the text: {output_format} has all tensors")
+    config = prepare(output, force, select, ignore)
+    from tensorplay.checkpoints import inspect_checkpoint
+    from tensorplay.render.checkpoint import Rows
+
+    with _progress() as step:
+        report = inspect_checkpoint(
+            path, select=select or None, ignore=ignore or None, max_tensors=max_tensors, step=step
+        )
+    rows = Rows()
+    finish(
+        report,
+        output=output,
+        output_format=output_format,
+        addresses=addresses,
+        fail_on=fail_on or config.fail_on,
+        exit_zero=exit_zero,
+        rows=Rows(sort or rows.sort, filters, limit or rows.limit),
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Step | None]:
+    """Show a bar on stderr where it is a terminal and the work takes long."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    begin = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", start=True)
+
+    def step(path: str, done: int, total: int) -> None:
+        if time.monotonic() - begin < _SECONDS_WITHOUT_BAR:
+            return
+        bar.start()
+        bar.update(task, description=escape(path), completed=done, total=total)
+
+    try:
+        yield step
+    finally:
+        bar.stop()
