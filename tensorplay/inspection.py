@@ -391,12 +391,10 @@ def _answer(
     reads: list[Read], caller: Caller, *, report_unused: bool, rules: Sequence[SceneRule] = (), **fields: Any
 ) -> Report:
     """Ask the rules and make the report; where there is nothing to say, names are left for later."""
-    suspects = _suspects(reads)
-    if not suspects and not report_unused and not rules:
+    if not report_unused and not _suspects(reads) and not any(_explain_scene(Scene(reads), rules)):
         return Report(reads, (), caller=caller, **fields)
     reads = name_roots(reads, caller)
-    scene = Scene(reads)
-    findings = [*_explain(_suspects(reads)), *_explain_scene(scene, rules)]
+    findings = [*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules)]
     selection = select_findings(findings, caller=caller, config=lenient_config(caller))
     return Report(reads, selection.findings, **fields, **selection.fields())
 

@@ -100,9 +100,9 @@ def outline(document: Document, *, addresses: bool = False, rows: Rows | None = 
     return _Writer(document, addresses, rows or Rows()).outline()
 
 
-def diagnosis(finding: Finding) -> Diagnosis:
-    """Put a finding into words."""
-    rows = {"tensor": f"{finding.where.name}  {finding.subject}"}
+def diagnosis(finding: Finding, about: str = "tensor") -> Diagnosis:
+    """Put a finding into words; `about` is what kind of thing its subject is."""
+    rows = {about: f"{finding.where.name}  {finding.subject}"}
     if finding.where.file is not None:
         rows["where"] = f"{finding.where}  ({finding.where.source})"
     rows |= {"why": finding.why, "fix": finding.fix, "source": finding.source}
@@ -162,6 +162,7 @@ class _Writer:
             tensors = [self.tensor(record) for record in document.records]
         else:
             table = self.table(document.records)
+        arrays = {array.name for array in document.arrays}
         findings = sorted(document.findings, key=lambda finding: SEVERITIES.index(finding.severity))
         return Outline(
             label=document.label,
@@ -172,7 +173,10 @@ class _Writer:
             table=table,
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
-            diagnoses=tuple(map(diagnosis, findings[:_MOST_ROWS])),
+            diagnoses=tuple(
+                diagnosis(finding, "array" if finding.where.name in arrays else "tensor")
+                for finding in findings[:_MOST_ROWS]
+            ),
             more_diagnoses=_rest(len(findings), "finding", "report.findings and to_json() have all"),
             summary=tuple(self.summary()),
             remarks=tuple(self.remarks()),

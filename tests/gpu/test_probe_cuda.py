@@ -84,3 +84,19 @@ def test_model_on_cuda_is_silent():
     optimizer.step()
 
     assert tp.check({"model": model, "optimizer": optimizer}).findings == ()
+
+
+def test_device_memory_is_not_looked_up_in_the_process_map():
+    x = torch.ones(8, device="cuda")
+    lent = torch.from_dlpack(x)
+
+    report = tp.check({"x": x, "lent": lent})
+
+    assert [finding.code for finding in report.findings] == ["TP104"]
+    assert tp.verify_data_ptr_consistency(x)
+
+
+def test_array_of_a_pinned_tensor_is_healthy():
+    x = torch.ones(8).pin_memory()
+
+    assert tp.check({"x": x, "array": x.numpy()}).findings == ()
