@@ -11,30 +11,44 @@ from array import array as array_type
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
-from tensorplay.classes import class_name, mro
+from tensorplay.classes import class_name, mro, namespace
 from tensorplay.layers import ArrayRecord
 
-__all__ = ["Owner", "array_class", "is_array", "owner_of", "producer_of", "read_array"]
+__all__ = ["Lender", "Owner", "array_class", "is_array", "owner_of", "producer_of", "read_array"]
 
 
-class Owner(NamedTuple):
-    """Who lends memory: what it is, and where its bytes are now."""
+class Lender(NamedTuple):
+    """One that has a block of memory of its own, and where that is now."""
 
     type: str
     """Its class."""
-    ids: tuple[int, ...]
-    """``id()`` of it and of what it borrows from itself, arrays only."""
-    writeable: bool | None
-    """Whether it says that it may be written; None for what is no array."""
     begin: int | None
-    """Where its bytes begin now; None where it has none any more."""
+    """Where its bytes begin; None where it has none any more."""
     end: int | None
     """Where they end."""
     tensor: Any = None
-    """The native record of a tensor that lends the memory."""
+    """Its native record, where it is a tensor."""
+
+    def holds(self, span: tuple[int, int]) -> bool:
+        """Tell whether the block holds these addresses."""
+        return self.begin is not None and self.end is not None and self.begin <= span[0] and span[1] <= self.end
+
+
+class Owner(NamedTuple):
+    """Who lends memory, however many hands it goes through: array, tensor, array, buffer."""
+
+    ids: tuple[int, ...]
+    """``id()`` of every array and buffer on the way."""
+    lenders: tuple[Lender, ...]
+    """Those with a block of their own, the nearest first."""
+
+    def lost(self, span: tuple[int, int]) -> Lender | None:
+        """Answer the first lender whose block does not hold these addresses."""
+        return next((lender for lender in self.lenders if not lender.holds(span)), None)
 
 
 # Their buffers are C code; a memoryview holds an export of what is behind it, so that this cannot move.
+_MOST_HANDS = 100
 _BUFFERS = (bytearray, bytes, mmap.mmap, array_type)
 
 
@@ -55,6 +69,10 @@ def _ask(array: object, name: str) -> Any:
     cls = array_class()
     assert cls is not None
     return vars(cls)[name].__get__(array, cls)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:180]}...{text[-17:]}"
 
 
 def _bounds(array: object) -> tuple[int, int]:
@@ -78,7 +96,7 @@ def read_array(name: str, array: object, also: tuple[str, ...] = ()) -> ArrayRec
         name=name,
         address=id(array),
         type=class_name(type(array)),
-        dtype=str(_ask(array, "dtype")),
+        dtype=_short(str(_ask(array, "dtype"))),
         shape=tuple(_ask(array, "shape")),
         stride_bytes=tuple(_ask(array, "strides")),
         pointer=_ask(array, "__array_interface__")["data"][0],
@@ -92,22 +110,17 @@ def read_array(name: str, array: object, also: tuple[str, ...] = ()) -> ArrayRec
     )
 
 
-def _chain(array: object) -> list[object]:
-    """Answer the array, the arrays it is a view of, and what lends the last one its memory."""
-    chain = [array]
-    while is_array(chain[-1]) and (base := _ask(chain[-1], "base")) is not None:
-        chain.append(base)
-    return chain
-
-
 def _last_base(array: object) -> object | None:
-    chain = _chain(array)
-    return None if len(chain) == 1 else chain[-1]
+    """Answer what lends an array its memory, past all arrays that are views themselves."""
+    last: object | None = _ask(array, "base")
+    while last is not None and is_array(last) and (base := _ask(last, "base")) is not None:
+        last = base
+    return last
 
 
 def owner_of(array: object) -> Owner | None:
     """Answer who lends an array its memory; None for one that owns it, or whose owner is not known."""
-    base = _last_base(array)
+    base = _ask(array, "base")
     return None if base is None else _owner(base)
 
 
@@ -117,20 +130,45 @@ def producer_of(tensor: Any) -> Owner | None:
     return None if producer is None else _owner(producer)
 
 
-def _owner(obj: object) -> Owner | None:
-    name = class_name(type(obj))
-    if is_array(obj):
-        chain = _chain(obj)
-        begin, end = _bounds(obj)
-        last = _owner(chain[-1]) if len(chain) > 1 and not is_array(chain[-1]) else None
-        ids = tuple(id(array) for array in chain if is_array(array))
-        return Owner(name, ids, bool(_ask(obj, "flags").writeable), begin, end, None if last is None else last.tensor)
-    if C.is_tensor(obj):
-        record = C.read(obj, 1)
-        if record.data is None or record.storage is None or not isinstance(record.storage.nbytes, int):
-            return None
-        return Owner(name, (), None, record.data.pointer, record.data.pointer + record.storage.nbytes, record)
-    if any(type(obj) is buffer for buffer in _BUFFERS):
-        found = C.buffer_of(obj)
-        return Owner(name, (), None, None, None) if found is None else Owner(name, (), None, found[0], sum(found))
-    return None
+def _owner(obj: Any) -> Owner | None:
+    """Follow memory from hand to hand: to the base of an array, the producer of a tensor, what a memoryview shows."""
+    ids: list[int] = []
+    lenders: list[Lender] = []
+    while obj is not None and len(ids) < _MOST_HANDS:
+        name = class_name(type(obj))
+        ids.append(id(obj))
+        if is_array(obj):
+            base = _ask(obj, "base")
+            if base is None:  # its own block, whatever strides say; an empty one has an address too
+                begin = _ask(obj, "__array_interface__")["data"][0]
+                lenders.append(Lender(name, begin, begin + _ask(obj, "nbytes")))
+            obj = base
+        elif C.is_tensor(obj):
+            record = C.read(obj, 1)
+            if record.data is None or record.storage is None or not isinstance(record.storage.nbytes, int):
+                break
+            begin = record.data.pointer
+            lenders.append(Lender(name, begin, begin + record.storage.nbytes, record))
+            obj = C.producer(obj)
+        elif type(obj) is memoryview:
+            try:
+                obj = obj.obj
+            except ValueError:  # released: it no longer says whose memory it showed
+                break
+        elif _is_buffer(type(obj)):
+            found = C.buffer_of(obj)
+            lenders.append(Lender(name, *((None, None) if found is None else (found[0], sum(found)))))
+            break
+        else:
+            break
+    return Owner(tuple(ids), tuple(lenders)) if ids else None
+
+
+def _is_buffer(cls: type) -> bool:
+    """Tell whether the buffer of such objects is C code: a class of Python 3.12 may bring its own."""
+    for base in mro(cls):
+        if any(base is buffer for buffer in _BUFFERS):
+            return True
+        if "__buffer__" in namespace(base):
+            return False
+    return False

@@ -64,6 +64,7 @@ class _Opened(NamedTuple):
     nbytes: int
     objs: dict[str, object]
     notes: tuple[str, ...]
+    data_nbytes: int | None
 
 
 def inspect_checkpoint(
@@ -138,6 +139,7 @@ def _describe(opened: _Opened, records: Sequence[TensorRecord], complete: bool) 
         storage_nbytes=sum(storage.nbytes for storage in storages),
         wasted_nbytes=sum(nbytes for nbytes, _ in wasted) if complete else None,
         wasted_exact=complete and all(exact for _, exact in wasted),
+        data_nbytes=opened.data_nbytes,
         notes=opened.notes,
     )
 
@@ -175,7 +177,7 @@ def _open_file(path: Path, step: Step) -> _Opened:
     notes = loaded.notes
     if path.suffix in _SUFFIXES and (path.suffix == ".safetensors") != (kind == "safetensors"):
         notes += (f"its name ends in {path.suffix}, its content is {kind}",)
-    return _Opened(path, kind, nbytes, objs, notes)
+    return _Opened(path, kind, nbytes, objs, notes, loaded.data_nbytes)
 
 
 def _format_of(file: IO[bytes], nbytes: int) -> _Format:
@@ -195,15 +197,17 @@ def _format_of(file: IO[bytes], nbytes: int) -> _Format:
         raise Unreadable(
             "is a tar archive of torch 0.1, which weights_only refuses: torch.save it again where you trust it"
         )
-    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
-        raise Unreadable("is a pickle that torch.save did not write: loading it would run its code")
+    if LEGACY_HEAD.startswith(head):
+        raise Unreadable(f"is cut off after {plural(nbytes, 'byte')}")
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise Unreadable(
+            f"is a bare pickle of protocol {head[1]}, not as torch.save writes by default: loading it runs its code"
+        )
     for begin, words in _OTHERS:
         if head.startswith(begin):
             raise Unreadable(f"is {words}")
     if head[8:9] == b"{":
         return "safetensors"
-    if LEGACY_HEAD.startswith(head):
-        raise Unreadable(f"is cut off after {plural(nbytes, 'byte')}")
     raise Unreadable("is no checkpoint: it begins neither as torch.save nor as safetensors writes")
 
 

@@ -421,6 +421,9 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the storages that none of the tensors reaches; None where not all of its tensors were read."""
     wasted_exact: bool
     """Whether that is exact; otherwise it is at least so many: tensors with gaps lie over one another."""
+    data_nbytes: int | None
+    """Bytes of tensor data in the file, as a zip archive lists them; more than storage_nbytes where some belong to no
+    tensor that was found: bare storages, scales of quantized tensors, leftovers. None where the format does not say."""
     notes: tuple[str, ...] = ()
     """What else is to be said of the file."""
 

@@ -55,6 +55,8 @@ class Loaded(NamedTuple):
 
     value: object
     notes: tuple[str, ...] = ()
+    data_nbytes: int | None = None
+    """Bytes of all entries that hold tensors' data, where there are entries."""
 
 
 class _Bounded(io.FileIO):
@@ -130,13 +132,17 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
         if pickled.file_size > _MOST_PICKLE_BYTES:
             most = bytes_text(_MOST_PICKLE_BYTES)
             raise Unreadable(f"has a pickle of {bytes_text(pickled.file_size)}; more than {most} is not read")
-        data = archive.read(pickled)
+        try:
+            data = archive.read(pickled)
+        except zipfile.BadZipFile as error:
+            raise Unreadable(f"is damaged: its data.pkl is not what was written ({str(error)[:100]})") from error
         notes = []
         order = entries.get(f"{root}byteorder")
         if order is not None and order.file_size < 16 and archive.read(order) == b"big":
             notes.append("its elements are big-endian: torch.load swaps their bytes")
     whole = torch.UntypedStorage.from_file(f"/proc/self/fd/{file.fileno()}", False, size)
-    total = sum(name.startswith(f"{root}data/") for name in entries)
+    stored = [entry.file_size for name, entry in entries.items() if name.startswith(f"{root}data/")]
+    total = len(stored)
     storages: dict[str, torch.TypedStorage] = {}
 
     def persistent_load(saved: Any) -> torch.TypedStorage:
@@ -160,7 +166,7 @@ def _read_zip(file: IO[bytes], progress: Progress) -> Loaded:
         progress(len(storages), total)
         return storages[key]
 
-    return Loaded(_unpickle(io.BytesIO(data), persistent_load), tuple(notes))
+    return Loaded(_unpickle(io.BytesIO(data), persistent_load), tuple(notes), sum(stored))
 
 
 def _root(entries: dict[str, zipfile.ZipInfo]) -> str:
@@ -322,6 +328,11 @@ def _refusal(error: Exception) -> Unreadable:
         return NotAllowed(
             f"needs {match[1]}: import it in your own script, torch.load the file there and pass what it holds to "
             "tensorplay.check"
+        )
+    elif "Unsupported operand" in words:
+        return NotAllowed(
+            "has a pickle of a newer protocol than weights_only reads: where you trust the file, torch.load it with "
+            "weights_only=False, which runs its code, and torch.save it again with the default pickle_protocol"
         )
     else:
         kind = type(error).__name__

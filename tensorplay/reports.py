@@ -237,6 +237,7 @@ class Report:
 
         names = [record.name for record in self.records]
         title = self.document.label or ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])]) or "no tensors"
+        title = title if len(title) <= 200 else f"{title[:197]}..."
         text = page(f"TensorPlay: {title}", [(None, self.document)])
         if path is None:
             return text

@@ -6,6 +6,7 @@ memory of every tensor read is in it, and only when a rule asks.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -76,6 +77,27 @@ class Scene:
                 found.append(Subject(read, record, _span(record)))
                 records += [inner for _, inner in record.inner]
         return found
+
+    @functools.cached_property
+    def _blocks(self) -> list[tuple[int, int, str]]:
+        """Blocks of memory that tensors among the objects own themselves, by address."""
+        found: dict[tuple[int, int], str] = {}
+        for subject in self.subjects:
+            data, storage = subject.record.data, subject.record.storage
+            if data is None or data.pointer == 0 or data.origin in ("borrowed", "callback"):
+                continue
+            if isinstance(storage.nbytes, int):
+                found.setdefault((data.pointer, data.pointer + storage.nbytes), subject.read.name)
+        return sorted((begin, end, name) for (begin, end), name in found.items())
+
+    def owners_of(self, span: tuple[int, int]) -> list[str]:
+        """Answer the tensors whose own memory a span overlaps."""
+        after = bisect.bisect_left(self._blocks, (span[1],))
+        names = []
+        for begin, end, name in reversed(self._blocks[max(0, after - 8) : after]):  # blocks do not overlap
+            if begin < span[1] and span[0] < end:
+                names.append(name)
+        return names[::-1]
 
     def mappings(self, span: tuple[int, int]) -> list[Mapping] | None:
         """Answer the mappings that hold a byte of a subject's span, or None where the map cannot be read."""

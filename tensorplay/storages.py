@@ -12,22 +12,30 @@ __all__ = ["StorageUse", "parts", "storages_of"]
 class StorageUse:
     """A storage and what reaches into it."""
 
-    __slots__ = ("_reached", "address", "names", "nbytes")
+    __slots__ = ("_reached", "_wasted", "address", "names", "nbytes")
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address = address
         self.nbytes = nbytes
-        self.names: list[str] = []
+        self.names: dict[str, None] = {}
+        """Of the tensors over it, each once, in order."""
         self._reached: list[Extent] = []
+        self._wasted: tuple[int, bool] | None = None
 
     def add(self, record: TensorRecord) -> None:
         """Note one tensor over it."""
-        self.names.append(record.name)
+        self.names[record.name] = None
+        self._wasted = None
         if record.extent is not None and record.extent.needed_nbytes:
             self._reached.append(record.extent)
 
     def wasted(self) -> tuple[int, bool]:
         """Answer how many bytes no tensor reaches, and whether that is exact or the least it can be."""
+        if self._wasted is None:
+            self._wasted = self._count()
+        return self._wasted
+
+    def _count(self) -> tuple[int, bool]:
         if len(self._reached) == 1 and (visible := self._reached[0].visible_nbytes) is not None:
             return max(0, self.nbytes - visible), True
         exact = all(extent.contiguous or extent.non_overlapping_and_dense for extent in self._reached)

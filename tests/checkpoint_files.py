@@ -47,10 +47,10 @@ def rich_objects() -> dict[str, Any]:
     }
 
 
-def saved(objs: Any, *, legacy: bool = False) -> bytes:
+def saved(objs: Any, *, legacy: bool = False, **options: Any) -> bytes:
     """What torch.save writes."""
     buffer = io.BytesIO()
-    torch.save(objs, buffer, _use_new_zipfile_serialization=not legacy)
+    torch.save(objs, buffer, _use_new_zipfile_serialization=not legacy, **options)
     return buffer.getvalue()
 
 

@@ -1,6 +1,10 @@
 // The tensors that a wrapper is made of, by the wrapper's own C++ type.
 #define TENSORPLAY_COMPAT_INNER
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <optional>
 
@@ -14,13 +18,29 @@ void add(std::vector<InnerTensor>& found, const char* role, const at::TensorBase
   if (tensor.defined()) found.push_back({role, &tensor});
 }
 
-// The rows of a contiguous integer tensor in CPU memory; a vector is a column.
+// Copies this process's own memory without touching it: an address that nobody may read is an error, no signal.
+bool copy_safely(const void* from, void* to, size_t bytes) {
+  const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+  if (memory < 0) return false;
+  size_t done = 0;
+  while (done < bytes) {
+    const auto at = static_cast<off_t>(reinterpret_cast<uintptr_t>(from) + done);
+    const ssize_t count = pread(memory, static_cast<char*>(to) + done, bytes - done, at);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    done += static_cast<size_t>(count);
+  }
+  close(memory);
+  return done == bytes;
+}
+
+// The rows of a contiguous integer tensor in CPU memory, copied; a vector is a column.
 struct IntegerRows {
-  const int64_t* data = nullptr;
+  std::vector<int64_t> values;
   int64_t count = 0;
   int64_t length = 0;
 
-  DimSpan row(int64_t i) const { return {data + i * length, static_cast<size_t>(length)}; }
+  DimSpan row(int64_t i) const { return {values.data() + i * length, static_cast<size_t>(length)}; }
 };
 
 std::optional<IntegerRows> integer_rows(const at::TensorBase& tensor) {
@@ -34,7 +54,10 @@ std::optional<IntegerRows> integer_rows(const at::TensorBase& tensor) {
                      is_contiguous(facts.shape(), facts.stride());
   if (!plain || facts.needed_nbytes().value_or(INT64_MAX) > facts.storage.nbytes) return std::nullopt;
   const auto* data = static_cast<const int64_t*>(facts.data.pointer) + facts.impl.storage_offset;
-  return IntegerRows{data, facts.shape()[0], dims == 2 ? facts.shape()[1] : 1};
+  IntegerRows rows{std::vector<int64_t>(static_cast<size_t>(facts.impl.numel)), facts.shape()[0],
+                   dims == 2 ? facts.shape()[1] : 1};
+  if (!copy_safely(data, rows.values.data(), rows.values.size() * sizeof(int64_t))) return std::nullopt;
+  return rows;
 }
 
 }  // namespace

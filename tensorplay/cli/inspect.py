@@ -21,8 +21,14 @@ __all__ = ["inspect"]
 _SECONDS_WITHOUT_BAR = 1.0
 
 
+def _path(context: click.Context, parameter: click.Parameter, value: str) -> Path:
+    if not value:  # an empty shell variable: Path("") would be the current folder
+        raise click.BadParameter("needs the name of a file or a folder")
+    return Path(value)
+
+
 @click.command()
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", callback=_path)
 @report_options(max_tensors=250_000)
 @click.option(
     "--sort",

@@ -94,7 +94,7 @@ def _report(value: object, name: str) -> MagicReport:
         report = check_at(None, value, name=name, grads=False)
     except TensorPlayError as error:  # pyproject.toml is not valid
         raise UsageError(str(error)) from None
-    if not report.records:
+    if not report.records and not report.document.arrays:
         raise UsageError(
             f"no tensor in {name} ({type(value).__name__}): name a tensor, or a module, list or dict of some"
         )

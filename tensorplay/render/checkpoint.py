@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from tensorplay.layers import CheckpointFile, Document, TensorRecord
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.storages import StorageUse, parts, storages_of
-from tensorplay.words import bytes_text, describe, plural
+from tensorplay.words import bytes_text, describe, plural, visible
 
 __all__ = ["Rows", "checkpoint", "totals"]
 
@@ -46,7 +46,7 @@ def checkpoint(document: Document, rows: Rows, name: _Name) -> tuple[Table | Phr
     files = document.files
     shown: list[Table | Phrase] = [_files(files) if len(files) > 1 else _file(files[0])]
     shown += [
-        Phrase(f"note: {file.path}: {note}" if len(files) > 1 else f"note: {note}", "attention")
+        Phrase(f"note: {visible(file.path)}: {note}" if len(files) > 1 else f"note: {note}", "attention")
         for file in files
         for note in file.notes
     ]
@@ -92,17 +92,21 @@ def _bytes_of(files: tuple[CheckpointFile, ...]) -> str:
         words = "wasted bytes not known"
     elif not all(file.wasted_exact for file in files):
         words = f"at least {words}"
-    return f"{bytes_text(sum(file.tensor_nbytes for file in files))} in tensors, {bytes_text(stored)} stored, {words}"
+    words = f"{bytes_text(sum(file.tensor_nbytes for file in files))} in tensors, {bytes_text(stored)} stored, {words}"
+    rest = sum(
+        max(0, (file.data_nbytes or 0) - file.storage_nbytes) for file in files if file.wasted_nbytes is not None
+    )
+    return words + (f"; {bytes_text(rest)} more belong to no tensor found" if rest else "")
 
 
 def _file(file: CheckpointFile) -> Phrase:
-    return Phrase(f"{file.path}  {file.format}, {bytes_text(file.nbytes)}", "strong")
+    return Phrase(f"{visible(file.path)}  {file.format}, {bytes_text(file.nbytes)}", "strong")
 
 
 def _files(files: tuple[CheckpointFile, ...]) -> Table:
     rows = [
         (
-            file.path,
+            visible(file.path),
             file.format,
             bytes_text(file.nbytes),
             str(file.tensors),
@@ -124,7 +128,7 @@ def _table(rows: list[_Row], name: _Name) -> Table:
             storages.append(f"and {len(row.storages) - 3} more")
         cells.append(
             (
-                row.record.name,
+                visible(row.record.name),
                 describe(row.record),
                 bytes_text(row.nbytes),
                 ", ".join(storages) or "none",
@@ -189,9 +193,10 @@ def _notes(row: _Row, name: _Name) -> Iterator[str]:
     if extent is not None and extent.contiguous is False:
         yield "not row-major"
     for storage in row.storages:
-        others = list(dict.fromkeys(other for other in storage.names if other != record.name))
-        if others and len(row.storages) == 1:
-            rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
-            yield f"shares {name('S', storage.address)} with {others[0]}{rest}"
+        other = next((other for other in storage.names if other != record.name), None)
+        if other is not None and len(row.storages) == 1:
+            more = len(storage.names) - (1 if record.name in storage.names else 0) - 1
+            rest = f" and {more} more" if more else ""
+            yield f"shares {name('S', storage.address)} with {other}{rest}"
     if record.also:
         yield f"also {record.also[0]}" + (f" and {len(record.also) - 1} more" if len(record.also) > 1 else "")

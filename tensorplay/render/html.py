@@ -39,7 +39,7 @@ _EDGES = {"error": "#d1242f", "warning": "#bf8700", "info": "#218bff"}
 _PAGE_STYLE = """
 :root{color-scheme:light dark}
 body{margin:0 auto;max-width:1100px;padding:12px 16px;font:14px/1.5 system-ui,sans-serif}
-h1{font-size:20px}h2{font-size:17px;margin-top:32px}summary{cursor:pointer}
+h1{font-size:20px;overflow-wrap:anywhere}h2{font-size:17px;margin-top:32px}summary{cursor:pointer}
 """
 
 

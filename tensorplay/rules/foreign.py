@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tensorplay.arrays import Lender
 from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord
 from tensorplay.rules.registry import Rule, SceneRule
 from tensorplay.scene import Mapping, Scene, Subject
@@ -264,6 +265,10 @@ class ProducerNotWriteable(SceneRule):
         for subject in scene.subjects if constant else ():
             span = subject.span
             array = next((constant[i] for i in subject.read.lenders(subject.record) if i in constant), None)
+            if array is None and span and subject.record.data.read_only:
+                # DLPack's producer may be a view that nobody handed in; it says itself that it is constant.
+                over = (a for a in constant.values() if a.begin <= span[0] and span[1] <= a.end)
+                array = next(over, None)
             mapped = (scene.mappings(span) if span else None) or []
             if array is not None and span and all("w" in mapping.permissions for mapping in mapped):
                 groups.setdefault(array.address, []).append(subject)
@@ -401,8 +406,9 @@ class OwnerMoved(SceneRule):
 
     ## Known limits
 
-    Lenders that are known: tensors, arrays, bytearray, bytes, mmap and array.array. Where another tensor among the
-    objects still owns the bytes, the alias is not dangling and nothing is said. An address in no mapping is TP107.
+    Lenders that are known: tensors, arrays, bytearray, bytes, mmap and array.array, through any number of hands. What
+    went through DLPack, or a memoryview that was released, cannot be followed. Where a tensor among the objects has the
+    bytes now, it is named. An address in no mapping is TP107.
 
     ## Example
 
@@ -438,30 +444,29 @@ class OwnerMoved(SceneRule):
     def _arrays(self, scene: Scene) -> Iterator[Finding]:
         for lent in scene.arrays:
             array, owner = lent.record, lent.owner
-            if owner is None or array.begin == array.end:
-                continue
             span = (array.begin, array.end)
-            if _holds(owner.begin, owner.end, span) or _owned_elsewhere(scene, span):
+            lost = None if owner is None or array.begin == array.end else owner.lost(span)
+            if lost is None:
                 continue
-            nbytes = None if owner.tensor is None else owner.tensor.storage.nbytes
-            mapped = scene.mappings(span) or []
+            tensor = None if lost.tensor is None else lost.tensor.storage
             yield self.finding(
                 array.name,
-                headline=f"the array looks at memory that its owner, a {owner.type}, moved or freed",
+                headline=f"the array looks at memory that its owner, a {lost.type}, {_what_happened(lost, span)}",
                 subject=(
                     f"{array.type} {array.dtype}{list(array.shape)} at {array.pointer:#x}; "
-                    f"the {owner.type} has {_now(owner.begin, owner.end)}"
+                    f"the {lost.type} has {_now(lost.begin, lost.end)}{_strangers(scene, span)}"
                 ),
                 evidence={
                     "array_points_at_tensor": False,
                     "array_pointer": array.pointer,
                     "owner": array.owner,
-                    "owner_type": owner.type,
-                    "owner_begin": owner.begin,
-                    "owner_end": owner.end,
-                    "storage_nbytes": nbytes,
-                    "owner_is_shared": owner.tensor is not None and owner.tensor.storage.shared_memory is not None,
-                    "mapped_now": first_missing(span, mapped) is None,
+                    "owner_type": lost.type,
+                    "owner_begin": lost.begin,
+                    "owner_end": lost.end,
+                    "storage_nbytes": None if tensor is None else tensor.nbytes,
+                    "owner_is_shared": tensor is not None and tensor.shared_memory is not None,
+                    "mapped_now": first_missing(span, scene.mappings(span) or []) is None,
+                    "belongs_now_to": scene.owners_of(span),
                 },
                 why="it keeps its owner's object alive, not the block of memory that it points at: dangling alias",
                 fix="make the array anew; call share_memory_() before .numpy(), or copy()",
@@ -469,26 +474,30 @@ class OwnerMoved(SceneRule):
             )
 
     def _tensors(self, scene: Scene) -> Iterator[Finding]:
-        for group, owner in _by_storage(self._moved_under(scene)):
-            record = group[0].model()
-            assert record.data is not None and record.storage is not None
+        for group, lost in _by_storage(self._moved_under(scene)):
+            record, span = group[0].model(), group[0].span
+            assert record.data is not None and record.storage is not None and span is not None
             yield self.finding(
                 record.name,
-                headline=f"the tensor looks at memory that its owner, a {owner.type}, moved or freed",
-                subject=f"{_and_more(record, group)}; the {owner.type} has {_now(owner.begin, owner.end)}",
+                headline=f"the tensor looks at memory that its owner, a {lost.type}, {_what_happened(lost, span)}",
+                subject=(
+                    f"{_and_more(record, group)}; the {lost.type} has {_now(lost.begin, lost.end)}"
+                    f"{_strangers(scene, span)}"
+                ),
                 evidence={
                     "tensor_points_at_producer": False,
                     "data_ptr": record.data.data_ptr,
                     "storage_nbytes": record.storage.nbytes,
-                    "owner_type": owner.type,
-                    "owner_begin": owner.begin,
-                    "owner_end": owner.end,
+                    "owner_type": lost.type,
+                    "owner_begin": lost.begin,
+                    "owner_end": lost.end,
                     "maker": record.data.maker,
                     "mapped_now": True,
+                    "belongs_now_to": scene.owners_of(span),
                     "tensors": [subject.read.name for subject in group],
                 },
                 why="it keeps its owner's object alive, not the block of memory that it points at: dangling alias",
-                fix=f"make the tensor anew from the {owner.type}; copy it where the {owner.type} will grow or close",
+                fix=f"make the tensor anew from the {lost.type}; copy it where the {lost.type} will grow or close",
                 source=f"read: {_DATA}, its callable's producer; the producer's buffer",
             )
 
@@ -497,32 +506,22 @@ class OwnerMoved(SceneRule):
             owner, span = subject.read.producer, subject.span
             if owner is None or span is None or subject.record is not subject.read.record:
                 continue
-            lender = owner.tensor.data if owner.tensor is not None else None
-            nbytes = owner.tensor.storage.nbytes if owner.tensor is not None else 0
-            held = _holds(owner.begin, owner.end, span) and (
-                lender is None or _holds(lender.pointer, lender.pointer + nbytes, span)
-            )
-            if held or _owned_elsewhere(scene, span):
-                continue
-            mappings = scene.mappings(span)
-            if mappings is not None and first_missing(span, mappings) is not None:
-                continue  # TP107
-            yield subject, owner
+            lost = owner.lost(span)
+            mappings = scene.mappings(span) if lost is not None else None
+            if lost is None or (mappings is not None and first_missing(span, mappings) is not None):
+                continue  # in no mapping: TP107
+            yield subject, lost
 
 
-def _holds(begin: int | None, end: int | None, span: tuple[int, int]) -> bool:
-    return begin is not None and end is not None and begin <= span[0] and span[1] <= end
+def _what_happened(lost: Lender, span: tuple[int, int]) -> str:
+    if lost.begin is not None and lost.end is not None and lost.begin <= span[0] <= lost.end:
+        return "shrank"
+    return "moved or freed"
 
 
-def _owned_elsewhere(scene: Scene, span: tuple[int, int]) -> bool:
-    """Tell whether a tensor among the objects still has these bytes in memory of PyTorch's own."""
-    for subject in scene.subjects:
-        data, storage = subject.record.data, subject.record.storage
-        if data is None or data.pointer == 0 or data.origin in ("borrowed", "callback"):
-            continue
-        if isinstance(storage.nbytes, int) and _holds(data.pointer, data.pointer + storage.nbytes, span):
-            return True
-    return False
+def _strangers(scene: Scene, span: tuple[int, int]) -> str:
+    names = scene.owners_of(span)
+    return f"; these bytes belong to {names[0]} now: a write goes there" if names else ""
 
 
 def _now(begin: int | None, end: int | None) -> str:

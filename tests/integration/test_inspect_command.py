@@ -174,7 +174,7 @@ def sound() -> bytes:
         ("half.safetensors", half(safetensors.torch.save({"a": torch.ones(100)})), "not fully covered"),
         ("code.pt", saved({"a": Code()}), "holds code: its pickle asks for posix.system, which torch never loads"),
         ("code_legacy.pt", saved({"a": Code()}, legacy=True), "holds code: its pickle asks for posix.system"),
-        ("code.pkl", pickle.dumps(Code()), "is a pickle that torch.save did not write"),
+        ("code.pkl", pickle.dumps(Code()), "is a bare pickle of protocol 4, not as torch.save writes"),
         ("module.pt", saved(torch.nn.Linear(1, 1)), "weights_only refuses torch.nn.modules.linear.Linear"),
         ("bomb.pt", bomb(), "is compressed, and torch.save stores: 'archive/data/0' claims 50.0 MiB"),
         ("empty.pt", b"", "is empty: 0 bytes"),
@@ -187,6 +187,12 @@ def sound() -> bytes:
         ("shape.safetensors", lying(shape=[5]), "invalid shape"),
         ("long.safetensors", b"\xff" * 7 + b"\x7f{", "header too large"),
         ("numbers.pt", saved({"epoch": 3}), "there is no tensor in it"),
+        (
+            "newer.pt",
+            saved({"a": torch.ones(1)}, pickle_protocol=4),
+            "has a pickle of a newer protocol than weights_only",
+        ),
+        ("begun.pt", saved({"a": torch.ones(1)}, legacy=True)[:12], "is cut off after 12 bytes"),
     ],
 )
 def test_bad_file_is_one_line_and_2(run, tmp_path, name, content, words):
@@ -283,3 +289,21 @@ def test_damaged_files_of_half_a_minute_end_in_a_report_or_one_line(tmp_path, sh
     import time
 
     show(damage(first_seed=int(time.time()), cases=1_000_000, seconds=30, folder=tmp_path))
+
+
+def test_bytes_of_no_tensor_are_said(run, tmp_path):
+    torch.save({"w": torch.zeros(4), "bare": torch.zeros(1000).untyped_storage()}, tmp_path / "bare.pt")
+
+    assert "16 B stored, 0 B wasted; 3.9 KiB more belong to no tensor found" in run("bare.pt").out
+
+
+def test_empty_name_is_no_folder(run):
+    assert "needs the name of a file or a folder" in run("", code=2).err
+
+
+def test_views_without_number_over_one_storage_are_listed_fast(run, tmp_path):
+    torch.save(dict(enumerate(torch.zeros(20_000).split(1))), tmp_path / "split.pt")
+
+    text = run("split.pt", "--limit", "2").out
+
+    assert "shares S1 with split[1] and 19998 more" in text

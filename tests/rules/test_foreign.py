@@ -204,6 +204,22 @@ def test_tp106_is_silent_where_nothing_constant_is_shared(make):
     assert loud({"x": x, "array": values}) == []
 
 
+@pytest.mark.filterwarnings("ignore:The given (buffer|NumPy array) is not writable")
+@pytest.mark.parametrize(
+    "borrow",
+    [
+        lambda values: torch.from_dlpack(values[1:]),
+        lambda values: torch.from_dlpack(values.T),
+        lambda values: torch.frombuffer(memoryview(values), dtype=torch.float64),
+        lambda values: torch.from_numpy(torch.from_numpy(values).numpy()),
+    ],
+)
+def test_tp106_is_found_through_views_and_hands(borrow):
+    values = read_only(np.zeros((4, 4)))
+
+    assert loud({"x": borrow(values), "values": values}) == ["TP106"]
+
+
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_tp106_needs_the_array_among_the_objects():
     values = read_only(np.arange(4.0))
@@ -325,16 +341,89 @@ def test_tp109_data_replaced_beside_an_array_is_healthy():
     assert values[0] == 3.0
 
 
-def test_tp109_bytes_that_another_tensor_still_owns_are_no_dangling_alias():
+def test_tp109_names_who_has_the_bytes_now():
     x = torch.full((8,), 3.0)
     values = x.numpy()
-    alias = values.base
-    old = torch.zeros(0).set_(x.untyped_storage())
-    alias.set_(torch.zeros(8))
+    stranger = torch.zeros(0).set_(x.untyped_storage())
+    values.base.set_(torch.zeros(8))
 
-    assert loud({"array": values, "old": old}) == []
-    del old, x
-    assert loud({"array": values}) == ["TP109"]
+    finding = the_finding({"array": values, "stranger": stranger}, "TP109")
+
+    assert finding.evidence["belongs_now_to"] == ["stranger"]
+    assert "these bytes belong to stranger now: a write goes there" in finding.subject
+
+
+def _grown(values: np.ndarray) -> bool:
+    """Whether growing the array moved it."""
+    before = values.__array_interface__["data"][0]
+    values.resize(1 << 20, refcheck=False)
+    return values.__array_interface__["data"][0] != before
+
+
+@pytest.mark.parametrize(
+    "borrow",
+    [
+        lambda values: torch.from_numpy(values[1:]),
+        lambda values: torch.from_numpy(values).numpy(),
+        lambda values: torch.from_numpy(torch.from_numpy(values).numpy()),
+        lambda values: torch.from_numpy(torch.from_numpy(values)[2:].numpy()[1:])[1:].numpy(),
+    ],
+)
+def test_tp109_is_found_through_any_number_of_hands(borrow):
+    values = np.zeros(8)
+    last = borrow(values)
+    assert loud({"last": last, "values": values}) == []
+
+    assert _grown(values)
+
+    assert loud({"last": last, "values": values}) == ["TP109"]
+    assert loud({"last": last}) == ["TP109"]
+
+
+def test_tp109_through_a_tensor_that_moved():
+    x = torch.zeros(8)
+    last = torch.from_numpy(x.numpy()[2:])[1:].numpy()
+    x.share_memory_()
+
+    assert loud({"x": x, "last": last}) == ["TP109"]
+
+
+def test_tp109_array_over_a_tensor_over_a_buffer():
+    buffer = bytearray(64)
+    last = torch.frombuffer(buffer, dtype=torch.float32)[2:4].numpy()
+    assert loud({"last": last}) == []
+    buffer.clear()
+
+    assert loud({"last": last}) == ["TP109"]
+
+
+def test_tp109_subclass_of_a_buffer_is_known_by_its_base():
+    class Buffer(bytearray):
+        pass
+
+    buffer = Buffer(64)
+    x = torch.frombuffer(buffer, dtype=torch.float32)
+    assert loud({"x": x}) == []
+    buffer.clear()
+
+    assert loud({"x": x}) == ["TP109"]
+
+
+def test_tp109_says_shrank_where_nothing_moved():
+    buffer = bytearray(64)
+    x = torch.frombuffer(buffer, dtype=torch.uint8)
+    buffer.pop()
+
+    assert the_finding({"x": x}, "TP109").headline.endswith("a bytearray, shrank")
+
+
+def test_tp109_strides_of_the_owner_say_nothing_about_its_block():
+    values = np.zeros(8)
+    x = torch.from_numpy(values)
+    values.shape = (2, 4)
+    other = np.lib.stride_tricks.as_strided(values, (3,), (0,))
+
+    assert loud({"x": x, "values": values, "other": other}) == []
 
 
 def test_tp109_array_resized_under_the_tensor_fires():
@@ -381,6 +470,19 @@ def test_tp109_on_random_arrays(count, start, step, share, late):
         x.share_memory_()
 
     assert loud({"x": x, "array": values}) == (["TP109"] if share and late else [])
+
+
+def test_nested_tensor_whose_sizes_are_unmapped_is_not_read():
+    memory = mmap.mmap(-1, 4096)
+    numbers = torch.frombuffer(memory, dtype=torch.int64)
+    numbers[:4], numbers[10:14], numbers[20:22] = 2, 1, torch.tensor([0, 4])
+    sizes, strides, offsets = numbers[:4].view(2, 2), numbers[10:14].view(2, 2), numbers[20:22]
+    nested = torch._nested_view_from_buffer(torch.zeros(8), sizes, strides, offsets)
+    del numbers, sizes, strides, offsets
+    memory.close()
+
+    assert loud({"nested": nested}) == ["TP107"]
+    assert tp.inspect(nested, quiet=True).records[0].extent is None
 
 
 # -- the observer
