@@ -306,4 +306,4 @@ def test_views_without_number_over_one_storage_are_listed_fast(run, tmp_path):
 
     text = run("split.pt", "--limit", "2").out
 
-    assert "shares S1 with split[1] and 19998 more" in text
+    assert "split[1] and 19998 more" in " ".join(text.split())

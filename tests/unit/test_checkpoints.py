@@ -71,6 +71,7 @@ def refusal(path) -> str:
     return str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")  # torch.load's own
 @pytest.mark.parametrize("legacy", [False, True])
 def test_records_are_those_of_what_torch_loads(write, legacy):
     path = write(saved(rich_objects(), legacy=legacy))
