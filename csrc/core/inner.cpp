@@ -18,7 +18,8 @@ void add(std::vector<InnerTensor>& found, const char* role, const at::TensorBase
   if (tensor.defined()) found.push_back({role, &tensor});
 }
 
-// Copies this process's own memory without touching it: an address that nobody may read is an error, no signal.
+// Copies this process's own memory without touching it: an address that nobody may read is an error, no
+// signal.
 bool copy_safely(const void* from, void* to, size_t bytes) {
   const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
   if (memory < 0) return false;
