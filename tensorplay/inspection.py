@@ -119,7 +119,7 @@ def inspect(
         reads, _, beside = _read_all(named, max_tensors, grads=False, lenders=False, root_refs=_CALL_REFS + 1)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
-    paths = [read.name for read in reads]
+    paths = [] if title is None else [read.name for read in reads]
     report = _answer(reads, caller, report_unused=not quiet, **beside)
     if title is not None:
         _compare_with_last(title, report, paths)
@@ -391,7 +391,8 @@ def _answer(
     reads: list[Read], caller: Caller, *, report_unused: bool, rules: Sequence[SceneRule] = (), **fields: Any
 ) -> Report:
     """Ask the rules and make the report; where there is nothing to say, names are left for later."""
-    if not report_unused and not _suspects(reads) and not any(_explain_scene(Scene(reads), rules)):
+    wrong = bool(_suspects(reads)) or bool(rules and any(_explain_scene(Scene(reads), rules)))
+    if not wrong and not report_unused:
         return Report(reads, (), caller=caller, **fields)
     reads = name_roots(reads, caller)
     findings = [*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules)]

@@ -177,8 +177,11 @@ PyObject* absent(const Record& record) {
 #define FIELD(NAME, BODY, DOC) \
   {#NAME, layer_field<[](const Record& r) -> PyObject* { BODY }>, nullptr, DOC, nullptr}
 
-bool readable(const TensorFacts& facts) {
-  return facts.needed_nbytes().has_value() && facts.first_byte().has_value();
+PyObject* out_of_bounds(const TensorFacts& facts) {
+  if (!facts.has_storage || facts.storage.symbolic) return none();
+  const std::optional<int64_t> needed = facts.needed_nbytes();
+  const std::optional<int64_t> first = needed ? facts.first_byte() : std::nullopt;
+  return first ? boolean(*needed > facts.storage.nbytes || *first < 0) : none();
 }
 
 // Answers of one geometry, which a nested tensor has not.
@@ -353,10 +356,7 @@ PyGetSetDef extent_fields[] = {
           , "Bytes the storage has, or None."),
     FIELD(visible_nbytes, return optional_integer(r.facts.nbytes_of(distinct(r)));
           , "Different bytes reached."),
-    FIELD(out_of_bounds,
-          if (!r.facts.has_storage || r.facts.storage.symbolic || !readable(r.facts)) return none();
-          return boolean(*r.facts.needed_nbytes() > r.facts.storage.nbytes || *r.facts.first_byte() < 0);
-          , "Reaches past the storage."),
+    FIELD(out_of_bounds, return out_of_bounds(r.facts);, "Reaches past the storage."),
     FIELD(contiguous,
           return of_geometry(
               r.facts, [](DimSpan shape, DimSpan stride) { return boolean(is_contiguous(shape, stride)); });

@@ -70,7 +70,7 @@ class BorrowedMemory(Rule):
     def suspects(self, record: Any) -> bool:
         """Look at who frees the memory."""
         data = record.data
-        if data is None or data.pointer == 0 or data.origin not in ("borrowed", "callback"):
+        if data is None or data.origin not in ("borrowed", "callback"):  # a null pointer's origin is none
             return False
         return record.kind in WITH_MEMORY and record.extent is not None and bool(record.extent.nbytes)
 
