@@ -11,10 +11,10 @@ from array import array as array_type
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
-from tensorplay.classes import class_name, mro, namespace
+from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import ArrayRecord
 
-__all__ = ["Lender", "Owner", "array_class", "is_array", "owner_of", "producer_of", "read_array"]
+__all__ = ["Lender", "Owner", "is_array_class", "owner_of", "producer_of", "read_array"]
 
 
 class Lender(NamedTuple):
@@ -47,28 +47,34 @@ class Owner(NamedTuple):
         return next((lender for lender in self.lenders if not lender.holds(span)), None)
 
 
-# Their buffers are C code; a memoryview holds an export of what is behind it, so that this cannot move.
 _MOST_HANDS = 100
+# Their buffers are C code; a memoryview holds an export of what is behind it, so that this cannot move.
 _BUFFERS = (bytearray, bytes, mmap.mmap, array_type)
 
 
-def array_class() -> type | None:
+def _array_class() -> type | None:
     """Answer ``numpy.ndarray`` where NumPy is imported."""
     numpy = sys.modules.get("numpy")
     found = None if numpy is None else vars(numpy).get("ndarray")
     return found if type(found) is type else None
 
 
-def is_array(obj: object) -> bool:
-    """Tell by type alone whether this is a NumPy array."""
-    cls = array_class()
-    return cls is not None and any(base is cls for base in mro(type(obj)))
+def is_array_class(cls: type) -> bool:
+    """Tell whether objects of a class are NumPy arrays."""
+    ndarray = _array_class()
+    return ndarray is not None and derives(cls, ndarray)
 
 
 def _ask(array: object, name: str) -> Any:
-    cls = array_class()
+    cls = _array_class()
     assert cls is not None
     return vars(cls)[name].__get__(array, cls)
+
+
+def _address(array: object) -> int:
+    """Answer where the first element lies; an empty array has an address too."""
+    address: int = _ask(array, "__array_interface__")["data"][0]
+    return address
 
 
 def _short(text: str) -> str:
@@ -77,7 +83,7 @@ def _short(text: str) -> str:
 
 def _bounds(array: object) -> tuple[int, int]:
     """Answer the half-open range of addresses that the elements lie in."""
-    start, _ = _ask(array, "__array_interface__")["data"]
+    start = _address(array)
     shape, strides, itemsize = _ask(array, "shape"), _ask(array, "strides"), _ask(array, "itemsize")
     if 0 in shape:
         return start, start
@@ -99,7 +105,7 @@ def read_array(name: str, array: object, also: tuple[str, ...] = ()) -> ArrayRec
         dtype=_short(str(_ask(array, "dtype"))),
         shape=tuple(_ask(array, "shape")),
         stride_bytes=tuple(_ask(array, "strides")),
-        pointer=_ask(array, "__array_interface__")["data"][0],
+        pointer=_address(array),
         begin=begin,
         end=end,
         writeable=bool(flags.writeable),
@@ -113,21 +119,19 @@ def read_array(name: str, array: object, also: tuple[str, ...] = ()) -> ArrayRec
 def _last_base(array: object) -> object | None:
     """Answer what lends an array its memory, past all arrays that are views themselves."""
     last: object | None = _ask(array, "base")
-    while last is not None and is_array(last) and (base := _ask(last, "base")) is not None:
+    while last is not None and is_array_class(type(last)) and (base := _ask(last, "base")) is not None:
         last = base
     return last
 
 
 def owner_of(array: object) -> Owner | None:
     """Answer who lends an array its memory; None for one that owns it, or whose owner is not known."""
-    base = _ask(array, "base")
-    return None if base is None else _owner(base)
+    return _owner(_ask(array, "base"))
 
 
 def producer_of(tensor: Any) -> Owner | None:
     """Answer who lends a tensor its memory, where the tensor's own deleter names a Python object."""
-    producer = C.producer(tensor)
-    return None if producer is None else _owner(producer)
+    return _owner(C.producer(tensor))
 
 
 def _owner(obj: Any) -> Owner | None:
@@ -137,10 +141,10 @@ def _owner(obj: Any) -> Owner | None:
     while obj is not None and len(ids) < _MOST_HANDS:
         name = class_name(type(obj))
         ids.append(id(obj))
-        if is_array(obj):
+        if is_array_class(type(obj)):
             base = _ask(obj, "base")
-            if base is None:  # its own block, whatever strides say; an empty one has an address too
-                begin = _ask(obj, "__array_interface__")["data"][0]
+            if base is None:  # its own block, whatever strides say
+                begin = _address(obj)
                 lenders.append(Lender(name, begin, begin + _ask(obj, "nbytes")))
             obj = base
         elif C.is_tensor(obj):

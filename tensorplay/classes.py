@@ -6,8 +6,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["class_name", "mro", "namespace"]
+__all__ = ["class_name", "derives", "mro", "namespace"]
 
 mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 namespace: Callable[[type], types.MappingProxyType[str, Any]] = type.__dict__["__dict__"].__get__
 class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+
+
+def derives(cls: type, base: type) -> bool:
+    """Tell whether a class is another one or derives from it; issubclass() would ask a metaclass."""
+    return any(one is base for one in mro(cls))

@@ -115,7 +115,7 @@ def inspect(
         if C.is_tensor(label):
             named.append((ROOTS[1], label))
         elif label is not None and title is None:
-            raise TypeError(f"inspect() takes a title (str) or a torch.Tensor after x, got {type(label).__name__}")
+            raise TypeError(f"inspect() takes a title (str) or a torch.Tensor after x, got {class_name(type(label))}")
         reads, _, beside = _read_all(named, max_tensors, grads=False, lenders=False, root_refs=_CALL_REFS + 1)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
@@ -391,8 +391,7 @@ def _answer(
     reads: list[Read], caller: Caller, *, report_unused: bool, rules: Sequence[SceneRule] = (), **fields: Any
 ) -> Report:
     """Ask the rules and make the report; where there is nothing to say, names are left for later."""
-    wrong = bool(_suspects(reads)) or bool(rules and any(_explain_scene(Scene(reads), rules)))
-    if not wrong and not report_unused:
+    if not report_unused and not _suspects(reads) and not (rules and any(_explain_scene(Scene(reads), rules))):
         return Report(reads, (), caller=caller, **fields)
     reads = name_roots(reads, caller)
     findings = [*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules)]

@@ -30,7 +30,7 @@ from tensorplay.layers import (
     StorageLayer,
     TensorRecord,
 )
-from tensorplay.words import plural
+from tensorplay.words import needs_ascii, plural
 
 if TYPE_CHECKING:
     from tensorplay.arrays import Owner
@@ -247,8 +247,7 @@ class Report:
 
     def __str__(self) -> str:
         # print() encodes for standard output, and raises for a character that it does not have.
-        encoding = getattr(sys.stdout, "encoding", None)
-        return self.text(ascii=isinstance(encoding, str) and not encoding.lower().startswith("utf"))
+        return self.text(ascii=needs_ascii(sys.stdout))
 
     def _repr_html_(self) -> str:
         """Answer the report as a piece of HTML for a notebook."""

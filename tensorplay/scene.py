@@ -93,11 +93,8 @@ class Scene:
     def owners_of(self, span: tuple[int, int]) -> list[str]:
         """Answer the tensors whose own memory a span overlaps."""
         after = bisect.bisect_left(self._blocks, (span[1],))
-        names = []
-        for begin, end, name in reversed(self._blocks[max(0, after - 8) : after]):  # blocks do not overlap
-            if begin < span[1] and span[0] < end:
-                names.append(name)
-        return names[::-1]
+        near = self._blocks[max(0, after - 8) : after]  # blocks do not overlap
+        return [name for begin, end, name in near if begin < span[1] and span[0] < end]
 
     def mappings(self, span: tuple[int, int]) -> list[Mapping] | None:
         """Answer the mappings that hold a byte of a subject's span, or None where the map cannot be read."""

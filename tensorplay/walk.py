@@ -19,8 +19,8 @@ import torch
 from torch.utils import _pytree
 
 from tensorplay._native import C
-from tensorplay.arrays import array_class
-from tensorplay.classes import class_name, mro, namespace
+from tensorplay.arrays import is_array_class
+from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import Unread
 
 __all__ = ["Found", "Place", "attributes", "find_tensors"]
@@ -190,15 +190,11 @@ def _plan(cls: type) -> _Plan:
         )
     )
     leaf = any(id(base) in _LEAF_IDS for base in bases)
-    read = next((read for kind, read in _CONTAINERS if any(base is kind for base in bases)), None)
+    read = next((read for kind, read in _CONTAINERS if derives(cls, kind)), None)
     if read is None and any("__dataclass_fields__" in namespace(base) for base in bases):
         read = _of_attributes
-    ndarray = array_class()
-    array = ndarray is not None and any(base is ndarray for base in bases)
-    sealed = None
-    if read is None:
-        sealed = next((why for kind, why in _SEALED if any(base is kind for base in bases)), None)
-    plan = _Plan(leaf, array, sealed, read, slots)
+    sealed = None if read is not None else next((why for kind, why in _SEALED if derives(cls, kind)), None)
+    plan = _Plan(leaf, is_array_class(cls), sealed, read, slots)
     key = id(cls)
     _plans[key] = (weakref.ref(cls, lambda _: _plans.pop(key, None)), plan)
     return plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["UNSEEN", "bytes_text", "describe", "plural", "shape_text", "visible"]
+__all__ = ["UNSEEN", "bytes_text", "describe", "needs_ascii", "plural", "shape_text", "visible"]
 
 UNSEEN = "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 """Matches the characters that are obeyed, or not allowed, where they should be shown: names may hold anything."""
@@ -15,6 +15,12 @@ _UNSEEN = re.compile(UNSEEN)
 def visible(text: str) -> str:
     """Write control characters, bidirectional overrides and lone surrogates out as escapes."""
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def needs_ascii(stream: object) -> bool:
+    """Tell whether a stream's encoding lacks the characters that pictures are drawn with."""
+    encoding = getattr(stream, "encoding", None)
+    return isinstance(encoding, str) and bool(encoding) and not encoding.lower().startswith("utf")
 
 
 def bytes_text(count: int | str | None) -> str:

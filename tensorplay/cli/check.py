@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from tensorplay.cli.reporting import finish, prepare, report_options
+from tensorplay.cli.reporting import ReportOptions, finish, prepare, report_options
 from tensorplay.cli.target import call_target, load_target
 from tensorplay.errors import TargetError
 
@@ -17,43 +16,18 @@ __all__ = ["check"]
 @click.command()
 @click.argument("target", metavar="MODULE:FACTORY")
 @report_options(max_tensors=10_000)
-def check(
-    target: str,
-    output_format: str,
-    select: tuple[str, ...],
-    ignore: tuple[str, ...],
-    fail_on: str | None,
-    exit_zero: bool,
-    max_tensors: int,
-    addresses: bool,
-    output: Path | None,
-    force: bool,
-) -> None:
+def check(asked: ReportOptions, target: str) -> None:
     """Check what a factory returns: a model, an optimizer, a state dict, or a dict of name to object.
 
     MODULE:FACTORY is package.module:function or file.py:function; the function takes no argument.
     """
-    config = prepare(output, force, select, ignore)
+    config = prepare(asked)
     from tensorplay.callers import Caller
     from tensorplay.inspection import check_at
 
     factory = load_target(target)
     objs: Any = call_target(target, factory)
-    report = check_at(
-        Caller.of_function(factory),
-        objs,
-        select=select or None,
-        ignore=ignore or None,
-        max_tensors=max_tensors,
-        name=target.rpartition(":")[2],
-    )
+    report = check_at(Caller.of_function(factory), objs, name=target.rpartition(":")[2], **asked.chosen)
     if not report.records and not report.document.arrays:
         raise TargetError(f"{target} returned a {type(objs).__name__} in which there is no tensor and no array")
-    finish(
-        report,
-        output=output,
-        output_format=output_format,
-        addresses=addresses,
-        fail_on=fail_on or config.fail_on,
-        exit_zero=exit_zero,
-    )
+    finish(report, asked, config)

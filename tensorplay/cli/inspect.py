@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tensorplay.cli.reporting import finish, prepare, report_options
+from tensorplay.cli.reporting import ReportOptions, finish, prepare, report_options
 
 if TYPE_CHECKING:
     from tensorplay.checkpoints import Step
@@ -38,16 +38,8 @@ def _path(context: click.Context, parameter: click.Parameter, value: str) -> Pat
 @click.option("--filter", "filters", multiple=True, metavar="GLOB", help="Show only rows whose name matches one.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most so many rows.  [default: 1000]")
 def inspect(
+    asked: ReportOptions,
     path: Path,
-    output_format: str,
-    select: tuple[str, ...],
-    ignore: tuple[str, ...],
-    fail_on: str | None,
-    exit_zero: bool,
-    max_tensors: int,
-    addresses: bool,
-    output: Path | None,
-    force: bool,
     sort: Literal["file", "name", "bytes", "wasted"] | None,
     filters: tuple[str, ...],
     limit: int | None,
@@ -59,26 +51,18 @@ def inspect(
 
     --sort, --filter and --limit choose the rows of the table; totals and findings are always of all tensors.
     """
-    if output_format != "text" and (sort or filters or limit):
-        raise click.UsageError(f"--sort, --filter and --limit choose rows of the text: {output_format} has all tensors")
-    config = prepare(output, force, select, ignore)
+    if asked.output_format != "text" and (sort or filters or limit):
+        raise click.UsageError(
+            f"--sort, --filter and --limit choose rows of the text: {asked.output_format} has all tensors"
+        )
+    config = prepare(asked)
     from tensorplay.checkpoints import inspect_checkpoint
     from tensorplay.render.checkpoint import Rows
 
     with _progress() as step:
-        report = inspect_checkpoint(
-            path, select=select or None, ignore=ignore or None, max_tensors=max_tensors, step=step
-        )
+        report = inspect_checkpoint(path, step=step, **asked.chosen)
     rows = Rows()
-    finish(
-        report,
-        output=output,
-        output_format=output_format,
-        addresses=addresses,
-        fail_on=fail_on or config.fail_on,
-        exit_zero=exit_zero,
-        rows=Rows(sort or rows.sort, filters, limit or rows.limit),
-    )
+    finish(report, asked, config, Rows(sort or rows.sort, filters, limit or rows.limit))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tensorplay.errors import TensorPlayError
+from tensorplay.words import needs_ascii
 
 if TYPE_CHECKING:  # they take time to import, and a command with wrong options has no use for them
     from tensorplay.render.checkpoint import Rows
@@ -23,8 +24,7 @@ def print_report(report: Report, *, addresses: bool = False, rows: Rows | None =
 
     stdout = sys.stdout
     color = stdout is not None and stdout.isatty() and not os.environ.get("NO_COLOR")
-    ascii = not (getattr(stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    print_text(render(report.document, color=color, ascii=ascii, addresses=addresses, rows=rows))
+    print_text(render(report.document, color=color, ascii=needs_ascii(stdout), addresses=addresses, rows=rows))
 
 
 def print_text(text: str | bytes) -> None:

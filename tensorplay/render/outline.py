@@ -11,7 +11,7 @@ from tensorplay.render.checkpoint import Rows, checkpoint, totals
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.words import bytes_text, describe, plural, shape_text
 
-__all__ = ["Diagnosis", "Layer", "Names", "Outline", "TensorPart", "diagnosis", "flat", "outline"]
+__all__ = ["Diagnosis", "Layer", "Names", "Outline", "TensorPart", "claims_memory", "diagnosis", "flat", "outline"]
 
 _MOST_TREES = 3
 _MOST_ROWS = 50
@@ -326,11 +326,9 @@ class _Writer:
         data = record.data
         assert data is not None
         where = "null pointer" if data.pointer == 0 else f"{self.name('D', data.pointer)} on {data.device}"
-        extent = record.extent
-        claims = record.kind in WITH_MEMORY and extent is not None and bool(extent.nbytes)
         maker = f" of {data.maker}" if data.maker else ""
         origin = {
-            "none": "though there are elements to read" if claims else "nothing to read",
+            "none": "though there are elements to read" if claims_memory(record) else "nothing to read",
             "cpu_allocator": "freed by PyTorch's CPU allocator",
             "borrowed": "borrowed: nobody here frees it",
             "callback": f"foreign memory{maker}, given back by a callback",
@@ -412,8 +410,7 @@ class _Writer:
                     ", ".join(_notes(record)),
                 )
             )
-        more = len(every) - _MOST_ROWS
-        rest = f"... and {plural(more, 'more tensor')}: report.records and to_json() have all" if more > 0 else None
+        rest = _rest(len(every), "tensor", "report.records and to_json() have all")
         headings = ("name", "tensor", "bytes", "storage", "device", "version", "notes")
         return Table(headings, tuple(rows), frozenset({"bytes", "version"}), rest)
 
@@ -491,6 +488,11 @@ class _Writer:
             yield Phrase(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", "dim")
         for unused in document.unused_ignores:
             yield Phrase(f"unused ignore[{unused.code}] at {unused.file}:{unused.line}", "attention")
+
+
+def claims_memory(record: TensorRecord) -> bool:
+    """Tell whether a tensor has elements that should lie in memory of its own."""
+    return record.kind in WITH_MEMORY and record.extent is not None and bool(record.extent.nbytes)
 
 
 def flat(records: Iterable[TensorRecord]) -> Iterator[TensorRecord]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape
 
-from tensorplay.layers import WITH_MEMORY, TensorRecord
+from tensorplay.layers import TensorRecord
 from tensorplay.render.cells import NUMBER, SEVERAL, Bar, Cell, Geometry, IndexWriter, Layout, Mark, Row
-from tensorplay.render.outline import Names
+from tensorplay.render.outline import Names, claims_memory
 from tensorplay.words import bytes_text, describe, plural, shape_text, visible
 
 __all__ = ["Arrow", "Box", "Picture", "cells_picture", "diagram", "layers_picture"]
@@ -278,7 +278,7 @@ class _Layers:
             yield f"view of {self.name('I', impl.base)}"
 
     def data(self, record: TensorRecord) -> str:
-        data, storage, extent = record.data, record.storage, record.extent
+        data, storage = record.data, record.storage
         assert data is not None
         assert storage is not None
         origin = data.maker or data.origin.replace("_", " ")
@@ -287,8 +287,7 @@ class _Layers:
             box = _box(f"D{data.pointer}", 3, [f"{name} on {data.device}", origin])
             words = f"DataPtr {name} on {data.device}"
         else:
-            claims = record.kind in WITH_MEMORY and extent is not None and bool(extent.nbytes)
-            box = _box(f"0{storage.address}", 3, ["null pointer"], "fault" if claims else "ghost")
+            box = _box(f"0{storage.address}", 3, ["null pointer"], "fault" if claims_memory(record) else "ghost")
             words = "null pointer"
         self.add(box, f"S{storage.address}")
         return words

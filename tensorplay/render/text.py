@@ -19,7 +19,7 @@ from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows
 from tensorplay.render.parts import Table as Grid
 from tensorplay.render.strides import strides_picture
-from tensorplay.words import UNSEEN, visible
+from tensorplay.words import UNSEEN, needs_ascii, visible
 
 __all__ = ["print_report", "render", "render_finding"]
 
@@ -62,7 +62,7 @@ def render(
 
 def print_report(document: Document, file: IO[str]) -> None:
     """Write a report to a stream: colours where it is a terminal and NO_COLOR is not set."""
-    ascii = not str(getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
+    ascii = needs_ascii(file)
     terminal = Console(file=file, force_jupyter=False)
     color = terminal.is_terminal and not terminal.no_color
     file.write(

@@ -113,17 +113,6 @@ def _and_more(record: TensorRecord, group: Sequence[Any]) -> str:
     return describe(record) + (f", and {plural(len(group) - 1, 'more tensor')}" if len(group) > 1 else "")
 
 
-def _mapping_evidence(mapping: Mapping | None) -> dict[str, Any]:
-    if mapping is None:
-        return {"mapped_now": False}
-    return {
-        "mapped_now": True,
-        "map_permissions": mapping.permissions,
-        "map_path": mapping.path or None,
-        "file_backed": mapping.path.startswith("/"),
-    }
-
-
 def _by_storage(subjects: Iterator[tuple[Subject, Any]]) -> list[tuple[list[Subject], Any]]:
     """Group by storage: what happened to its memory happened once."""
     groups: dict[int, tuple[list[Subject], Any]] = {}
@@ -185,7 +174,10 @@ class MappedReadOnly(SceneRule):
             assert record.data is not None and record.storage is not None
             where = f"a file mapping of {mapping.path}" if mapping.path.startswith("/") else "a mapping"
             evidence = {
-                **_mapping_evidence(mapping),
+                "mapped_now": True,
+                "map_permissions": mapping.permissions,
+                "map_path": mapping.path or None,
+                "file_backed": mapping.path.startswith("/"),
                 "data_ptr": record.data.data_ptr,
                 "storage_nbytes": record.storage.nbytes,
                 "tensors": [subject.read.name for subject in group],
