@@ -1,9 +1,9 @@
 // Every name that differs between PyTorch releases, or that PyTorch keeps private, and nothing else.
 //
 // Reads torch 2.13 and 2.14. The private fields are reached through explicit instantiation, which the
-// language allows to name them ([temp.spec]/6): a renamed field is a compile error. Three things rest on
-// layout: a VersionCounter is one pointer (asserted), functorch's wrapper begins with what it wraps, and a
-// small lambda lies at the beginning of its std::function (both tested).
+// language allows to name them ([temp.spec]/6): a renamed field is a compile error. Four things rest on
+// layout: a VersionCounter is one pointer (asserted), functorch's wrapper begins with what it wraps, a custom
+// function's node with its context, and a small lambda lies at the beginning of its std::function (tested).
 //
 // All is in an unnamed namespace: a template may be instantiated explicitly only once in a program, and each
 // source file has its own here.
@@ -30,6 +30,12 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
+#endif
+
+#ifdef TENSORPLAY_COMPAT_GRAPH  // asked for only where the autograd graph is walked
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #endif
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 13 || TORCH_VERSION_MINOR > 14
@@ -70,6 +76,13 @@ TENSORPLAY_EXPOSE(throw_on_mutable, c10::StorageImpl, throw_on_mutable_data_ptr_
 #ifdef TENSORPLAY_COMPAT_INNER
 TENSORPLAY_EXPOSE(sparse_indices, at::SparseTensorImpl, indices_)
 TENSORPLAY_EXPOSE(sparse_values, at::SparseTensorImpl, values_)
+#endif
+#ifdef TENSORPLAY_COMPAT_GRAPH
+TENSORPLAY_EXPOSE(node_mutex, torch::autograd::Node, mutex_)
+TENSORPLAY_EXPOSE(saved_data, torch::autograd::SavedVariable, data_)
+TENSORPLAY_EXPOSE(saved_version, torch::autograd::SavedVariable, saved_version_)
+TENSORPLAY_EXPOSE(was_default_constructed, torch::autograd::SavedVariable, was_default_constructed_)
+TENSORPLAY_EXPOSE(context_saved, torch::autograd::AutogradContext, saved_variables_)
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -204,6 +217,36 @@ struct FunctorchWrapperMirror : c10::TensorImpl {
 inline const at::Tensor* functorch_value(const c10::TensorImpl& impl) {
   if (std::string_view(typeid(impl).name()) != "N2at9functorch13TensorWrapperE") return nullptr;
   return &static_cast<const FunctorchWrapperMirror&>(impl).value;
+}
+#endif
+
+#ifdef TENSORPLAY_COMPAT_GRAPH
+// Held by the engine while the node computes, and while it gives its saved tensors back.
+inline std::mutex& node_mutex(const torch::autograd::Node& node) {
+  return const_cast<torch::autograd::Node&>(node).*expose_node_mutex(detail::node_mutexTag{});
+}
+
+// unpack() would run users' hooks, raise for a version that moved, and count as an owner.
+inline const at::Tensor& saved_data(const torch::autograd::SavedVariable& saved) {
+  return saved.*expose_saved_data(detail::saved_dataTag{});
+}
+inline uint32_t saved_version(const torch::autograd::SavedVariable& saved) {
+  return saved.*expose_saved_version(detail::saved_versionTag{});
+}
+// Made without a tensor: the operator's argument was None, or was not needed.
+inline bool saved_nothing(const torch::autograd::SavedVariable& saved) {
+  return saved.*expose_was_default_constructed(detail::was_default_constructedTag{});
+}
+
+// A custom C++ function's node is a template over the function's class; its first own member is the same in
+// all.
+struct CppNodeMirror : torch::autograd::Node {
+  torch::autograd::AutogradContext context;
+};
+inline const std::vector<torch::autograd::SavedVariable>* custom_function_saved(
+    const torch::autograd::Node& node) {
+  if (!std::string_view(typeid(node).name()).starts_with("N5torch8autograd7CppNodeI")) return nullptr;
+  return &(static_cast<const CppNodeMirror&>(node).context.*expose_context_saved(detail::context_savedTag{}));
 }
 #endif
 

@@ -37,6 +37,12 @@ SIGNATURES = {
     "buffer_of": "(object: object, /) -> tuple[int, int] | None",
     "is_tensor": "(object: object, /) -> TypeGuard[torch.Tensor]",
     "impl_data_address": "(tensor: object, /) -> int | None",
+    "saved_tensors": (
+        "(roots: Sequence[torch.Tensor], sharing_counter_with: torch.Tensor | None = None, /) -> "
+        "tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]"
+    ),
+    "view_nodes": ("(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]"),
+    "view_of": "(tensor: torch.Tensor, /) -> tuple[TensorRecord, Any, str | None] | None",
     "learn_storage_slice": "(tensor: object, /) -> None",
     "extent_of": "(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]",
 }

@@ -306,11 +306,6 @@ void read_storage(const c10::StorageImpl& storage, TensorFacts& facts) {
   out.copy_on_write = facts.data.origin == DataOrigin::kCopyOnWrite;
 }
 
-bool is_python_node(const std::type_info& type) {
-  // PyNode's type_info is hidden in libtorch_python, so that every library has its own: names are compared.
-  return std::strcmp(type.name(), "N5torch8autograd6PyNodeE") == 0;
-}
-
 void read_grad_fn(const AutogradMeta& meta, ImplFacts& out) {
   const torch::autograd::Node* node = meta.grad_fn_.get();
   if (node == nullptr) return;
@@ -454,6 +449,15 @@ void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts) {
 
 void learn_storage_slice(const c10::StorageImpl& slice) {
   slice_deleter.store(compat::own_data_ptr(slice).get_deleter(), std::memory_order_relaxed);
+}
+
+bool is_python_node(const std::type_info& type) {
+  // PyNode's type_info is hidden in libtorch_python, so that every library has its own: names are compared.
+  return std::strcmp(type.name(), "N5torch8autograd6PyNodeE") == 0;
+}
+
+const void* version_counter_of(const c10::TensorImpl& impl) {
+  return compat::version_counter_address(impl.version_counter());
 }
 
 const at::TensorBase* grad_of(const c10::TensorImpl& impl) {

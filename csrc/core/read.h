@@ -8,6 +8,7 @@
 #include <ATen/core/TensorBase.h>
 #include <c10/core/TensorImpl.h>
 
+#include <typeinfo>
 #include <vector>
 
 #include "records.h"
@@ -42,6 +43,12 @@ void read_nested(const c10::TensorImpl& impl, TensorFacts& facts);
 // The gradient that autograd keeps for the tensor, or null. Valid while the tensor is alive and its .grad is
 // not set.
 const at::TensorBase* grad_of(const c10::TensorImpl& impl);
+
+// Whether a node of this type is a Python autograd.Function's.
+bool is_python_node(const std::type_info& type);
+
+// Equal for tensors that share a version counter; null for inference tensors.
+const void* version_counter_of(const c10::TensorImpl& impl);
 
 // Learns, from a storage made by slicing another one in Python, which deleter such slices carry: no header
 // names it. Called once at load; before it, slices are read as DataOrigin::kOther.

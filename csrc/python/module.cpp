@@ -3,12 +3,13 @@
 // Python.h first, as CPython asks.
 #include <ATen/core/Tensor.h>
 
-#include <exception>
 #include <string>
 #include <vector>
 
 #include "../core/read.h"
 #include "../device/maps.h"
+#include "call.h"
+#include "graph.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
 #include "unpack.h"
@@ -16,35 +17,6 @@
 
 namespace tensorplay::python {
 namespace {
-
-const at::Tensor* need_tensor(PyObject* object) {
-  const at::Tensor* tensor = unpack_tensor(object);
-  if (tensor == nullptr) {
-    PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %.200s", Py_TYPE(object)->tp_name);
-  }
-  return tensor;
-}
-
-bool need_arguments(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char* call) {
-  if (given >= least && given <= most) return true;
-  PyErr_Format(PyExc_TypeError, "wrong number of arguments: %s", call);
-  return false;
-}
-
-PyObject* python_object(const at::TensorBase& tensor) {
-  return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
-}
-
-// A C++ exception must not cross into the interpreter.
-template <class Body>
-PyObject* guarded(Body body) {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
-}
 
 bool read_integers(PyObject* sequence, std::vector<int64_t>& out) {
   PyObject* fast = PySequence_Fast(sequence, "expected a sequence of int");
@@ -272,7 +244,8 @@ PyMODINIT_FUNC PyInit__C() {
   using namespace tensorplay::python;
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
-  if (!init_unpack() || !init_record_types(module) || !add_build_info(module)) {
+  if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
+      !add_graph_functions(module)) {
     Py_DECREF(module);
     return nullptr;
   }

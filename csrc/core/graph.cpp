@@ -1,0 +1,148 @@
+#include "graph.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
+#include <unordered_set>
+
+#define TENSORPLAY_COMPAT_GRAPH
+#include "../compat.h"
+
+namespace tensorplay {
+namespace {
+
+using torch::autograd::AutogradMeta;
+using torch::autograd::DifferentiableViewMeta;
+using torch::autograd::Node;
+
+// Nothing a person wrote has so many operators between a view and its base.
+constexpr size_t kMostViewNodes = 10'000;
+
+struct Step {
+  const Node* node;
+  size_t root;
+};
+
+void append_all(std::span<const torch::autograd::SavedVariable> saved, std::string_view name,
+                std::vector<SavedSlot>& out) {
+  int32_t index = 0;
+  for (const auto& variable : saved) out.push_back({name, index++, &variable});
+}
+
+void read_slots(const Node& node, PythonSaved python_saved, std::vector<SavedSlot>& out) {
+  append_saved(node, out);
+  if (!out.empty()) return;
+  if (const auto* custom = compat::custom_function_saved(node)) {
+    append_all(*custom, "saved_variables", out);
+  } else if (python_saved != nullptr) {
+    append_all(python_saved(node), "saved_tensors", out);
+  }
+}
+
+}  // namespace
+
+SavedFacts read_saved(const torch::autograd::SavedVariable& variable) {
+  SavedFacts facts;
+  if (variable.has_hooks()) {
+    facts.state = SlotState::kPackedByHook;
+    facts.expected_version = compat::saved_version(variable);
+    return facts;
+  }
+  const at::Tensor& data = compat::saved_data(variable);
+  if (data.defined()) {
+    facts.state = SlotState::kHeld;
+    facts.tensor = &data;
+    facts.expected_version = compat::saved_version(variable);
+  } else {
+    facts.state = compat::saved_nothing(variable) ? SlotState::kNothing : SlotState::kReleased;
+  }
+  return facts;
+}
+
+void walk_graph(std::span<const Node* const> roots, PythonSaved python_saved, GraphVisitor& visitor) {
+  std::unordered_set<const Node*> seen;
+  std::vector<Step> open;
+  std::vector<SavedSlot> slots;
+  const auto push = [&](const Node* node, size_t root) {
+    if (node != nullptr && seen.insert(node).second) open.push_back({node, root});
+  };
+  for (size_t root = 0; root < roots.size(); ++root) {
+    push(roots[root], root);
+    while (!open.empty()) {
+      const Step step = open.back();
+      open.pop_back();
+      slots.clear();
+      {
+        const std::unique_lock<std::mutex> lock(compat::node_mutex(*step.node), std::try_to_lock);
+        if (lock.owns_lock()) read_slots(*step.node, python_saved, slots);
+        visitor.visit(*step.node, step.root, slots, !lock.owns_lock());
+        if (lock.owns_lock()) {
+          // An in-place write on a view: the operator's own node is inside.
+          if (const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(step.node)) {
+            push(slices->fn.get(), step.root);
+          }
+        }
+      }
+      for (const torch::autograd::Edge& edge : step.node->next_edges()) push(edge.function.get(), step.root);
+    }
+  }
+}
+
+const Node* grad_fn_of(const c10::TensorImpl& impl) {
+  const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
+  return meta == nullptr ? nullptr : meta->grad_fn_.get();
+}
+
+const at::TensorBase* leaf_of(const Node& node) {
+  const auto* accumulate = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node);
+  return accumulate == nullptr ? nullptr : &accumulate->variable;
+}
+
+std::optional<ViewFacts> view_of(const c10::TensorImpl& impl) {
+  const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
+  if (meta == nullptr || !meta->is_view_) return std::nullopt;
+  const auto& view = static_cast<const DifferentiableViewMeta&>(*meta);
+  if (!view.has_bw_view()) return std::nullopt;
+  const torch::autograd::ViewInfo& info = view.get_backward_view();
+  return ViewFacts{&info.base_, info.has_view_fn() ? &typeid(info.view_fn()) : nullptr};
+}
+
+std::vector<ViewNode> view_nodes(const c10::TensorImpl& view) {
+  const auto* meta = static_cast<const AutogradMeta*>(view.autograd_meta());
+  if (meta == nullptr || !meta->is_view_ || meta->grad_fn_.get() == nullptr) return {};
+  const auto& differentiable = static_cast<const DifferentiableViewMeta&>(*meta);
+  if (!differentiable.has_bw_view()) return {};
+  const bool counted = compat::version_counter_address(view.version_counter()) != nullptr;
+  if (!counted || differentiable.get_attr_version() != view.version_counter().current_version()) return {};
+  const c10::TensorImpl* const base = differentiable.get_backward_view().base_.unsafeGetTensorImpl();
+  const Node* const end = grad_fn_of(*base);
+
+  std::vector<ViewNode> found;
+  const Node* node = meta->grad_fn_.get();
+  uint32_t output = meta->output_nr_;
+  while (node != nullptr && node != end && found.size() < kMostViewNodes) {
+    if (const at::TensorBase* leaf = leaf_of(*node)) {
+      if (leaf->unsafeGetTensorImpl() != base) return {};
+      return {found.rbegin(), found.rend()};
+    }
+    if (output >= node->num_inputs() || node->num_outputs() != 1) return {};
+    const auto& metadata = node->input_metadata(output);
+    if (metadata.was_default_constructed() || metadata.is_cpp_nested_tensor()) return {};
+    ViewNode step{node, output, {}};
+    for (const c10::SymInt& size : metadata.shape_as_dim_vector()) {
+      step.symbolic = step.symbolic || size.is_heap_allocated();
+      step.shape.push_back(size.is_heap_allocated() ? 0 : size.as_int_unchecked());
+    }
+    found.push_back(std::move(step));
+    output = node->next_edge(0).input_nr;
+    node = node->next_edge(0).function.get();
+  }
+  if (node == nullptr || node != end) return {};
+  return {found.rbegin(), found.rend()};
+}
+
+}  // namespace tensorplay

@@ -1,0 +1,79 @@
+// The autograd graph behind some tensors, walked without recursion: nodes and what each saved for backward.
+//
+// Refuses to unpack, to rebuild a grad_fn, to make an AccumulateGrad and to wait for a lock: a node that is
+// computing, or whose tensors are being given back, is reported as busy.
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <typeinfo>
+#include <vector>
+
+#include "nodes.h"
+
+namespace tensorplay {
+
+enum class SlotState : uint8_t {
+  kHeld,
+  kPackedByHook,  // saved_tensors_hooks: what is kept is the hook's own
+  kNothing,       // the argument was None or not needed
+  kReleased,      // given back after backward
+};
+
+// What one slot holds. Addresses to compare, valid while the node is alive and no backward runs.
+struct SavedFacts {
+  SlotState state = SlotState::kNothing;
+  const at::TensorBase* tensor = nullptr;  // kHeld
+  uint32_t expected_version = 0;           // kHeld, kPackedByHook
+};
+
+SavedFacts read_saved(const torch::autograd::SavedVariable& variable);
+
+// Saved tensors of a Python autograd.Function's node; core/ does not know Python.
+using PythonSaved = std::span<const torch::autograd::SavedVariable> (*)(const torch::autograd::Node& node);
+
+class GraphVisitor {
+ public:
+  virtual ~GraphVisitor() = default;
+  // Called once a node, from the roots on; the slots are valid during the call. `busy`: another thread holds
+  // the node, its slots were not read.
+  virtual void visit(const torch::autograd::Node& node, size_t root, std::span<const SavedSlot> slots,
+                     bool busy) = 0;
+};
+
+// Needs the GIL where Python functions' nodes are in the graph (`python_saved` may be null: theirs are then
+// not read), and the roots kept alive. O(nodes + edges).
+void walk_graph(std::span<const torch::autograd::Node* const> roots, PythonSaved python_saved,
+                GraphVisitor& visitor);
+
+// The node that autograd's field names, also where it is stale; null for a leaf.
+const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& impl);
+
+// The leaf that an AccumulateGrad collects for; null for any other node.
+const at::TensorBase* leaf_of(const torch::autograd::Node& node);
+
+// One operator between a tensor and its view base, as its node remembers it.
+struct ViewNode {
+  const torch::autograd::Node* node;
+  uint32_t output;             // which of the node's outputs is on the way
+  std::vector<int64_t> shape;  // of that output; zeros where `symbolic`
+  bool symbolic = false;
+};
+
+// The nodes from a view's grad_fn back to its base, the nearest to the base first; empty where the field is
+// stale or the nodes do not lead there.
+std::vector<ViewNode> view_nodes(const c10::TensorImpl& view);
+
+// What autograd keeps of a view. Valid while the view is alive and nothing is written to it.
+struct ViewFacts {
+  const at::TensorBase* base = nullptr;
+  const std::type_info* function = nullptr;  // the view function, where PyTorch kept one
+};
+
+// Absent for a tensor that backward takes for no view.
+std::optional<ViewFacts> view_of(const c10::TensorImpl& impl);
+
+}  // namespace tensorplay

@@ -1,0 +1,214 @@
+#include <torch/csrc/autograd/python_function.h>
+// python_function.h brings Python.h as PyTorch wants it.
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/node.h>
+
+#include <cstring>
+
+#include "../core/graph.h"
+#include "../core/read.h"
+#include "call.h"
+#include "graph.h"
+#include "record.h"
+#include "unpack.h"
+#include "values.h"
+
+namespace tensorplay::python {
+namespace {
+
+using torch::autograd::Node;
+
+std::span<const torch::autograd::SavedVariable> saved_by_python(const Node& node) {
+  if (!is_python_node(typeid(node))) return {};
+  PyObject* object = static_cast<const torch::autograd::PyNode&>(node).pyobj();
+  if (object == nullptr || PyType_IsSubtype(Py_TYPE(object), &THPFunctionType) == 0) return {};
+  const auto* function = reinterpret_cast<const THPFunction*>(object);
+  return function->saved_variables;
+}
+
+PyObject* node_name(const Node& node) {
+  try {
+    return text(node.name());
+  } catch (const std::exception&) {  // a Python function whose class raises when asked
+    PyErr_Clear();
+    return type_name(&typeid(node));
+  }
+}
+
+const char* state_name(SlotState state) {
+  switch (state) {
+    case SlotState::kHeld:
+      return "held";
+    case SlotState::kPackedByHook:
+      return "packed_by_hook";
+    case SlotState::kNothing:
+      return "nothing";
+    case SlotState::kReleased:
+      return "released";
+  }
+  return "nothing";
+}
+
+PyObject* record_of(const at::TensorBase& tensor) {
+  return make_record(tensor, python_object(tensor), 0);
+}
+
+// Makes (node, address, argument, index, state, expected_version, record, root) of each slot that is wanted.
+class SavedList : public GraphVisitor {
+ public:
+  SavedList(PyObject* list, const void* counter) : list_(list), counter_(counter) {}
+
+  bool failed() const { return failed_; }
+  size_t nodes() const { return nodes_; }
+  size_t busy() const { return busy_; }
+
+  void visit(const Node& node, size_t root, std::span<const SavedSlot> slots, bool busy) override {
+    ++nodes_;
+    busy_ += busy ? 1 : 0;
+    for (const SavedSlot& slot : slots) {
+      if (failed_) return;
+      const SavedFacts saved = read_saved(*slot.variable);
+      if (saved.state == SlotState::kNothing || !is_wanted(saved)) continue;
+      PyObject* record = saved.state == SlotState::kHeld ? record_of(*saved.tensor) : none();
+      PyObject* version = saved.state == SlotState::kReleased
+                              ? none()
+                              : integer(static_cast<int64_t>(saved.expected_version));
+      PyObject* entry =
+          record == nullptr || version == nullptr
+              ? nullptr
+              : Py_BuildValue("(NNNNsNNn)", node_name(node), address(&node), text(slot.argument),
+                              slot.index < 0 ? none() : integer(slot.index), state_name(saved.state), version,
+                              record, static_cast<Py_ssize_t>(root));
+      failed_ = entry == nullptr || PyList_Append(list_, entry) != 0;
+      Py_XDECREF(entry);
+    }
+  }
+
+ private:
+  bool is_wanted(const SavedFacts& saved) const {
+    if (counter_ == nullptr) return true;
+    if (saved.state != SlotState::kHeld) return false;
+    return version_counter_of(*saved.tensor->unsafeGetTensorImpl()) == counter_;
+  }
+
+  PyObject* list_;
+  const void* counter_;
+  size_t nodes_ = 0;
+  size_t busy_ = 0;
+  bool failed_ = false;
+};
+
+PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 1, 2, "saved_tensors(roots, sharing_counter_with=None)")) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const void* counter = nullptr;
+    if (count > 1 && args[1] != Py_None) {
+      const at::Tensor* tensor = need_tensor(args[1]);
+      if (tensor == nullptr) return nullptr;
+      counter = version_counter_of(*tensor->unsafeGetTensorImpl());
+    }
+    PyObject* fast = PySequence_Fast(args[0], "saved_tensors() takes a sequence of tensors");
+    if (fast == nullptr) return nullptr;
+    std::vector<const Node*> roots;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
+      const at::Tensor* tensor = need_tensor(PySequence_Fast_GET_ITEM(fast, i));
+      if (tensor == nullptr) {
+        Py_DECREF(fast);
+        return nullptr;
+      }
+      roots.push_back(grad_fn_of(*tensor->unsafeGetTensorImpl()));
+    }
+    PyObject* list = PyList_New(0);
+    SavedList saved(list, counter);
+    // An inference tensor has no counter, and nothing can have saved it.
+    if (list != nullptr && (counter != nullptr || count < 2 || args[1] == Py_None)) {
+      walk_graph(roots, saved_by_python, saved);
+    }
+    Py_DECREF(fast);
+    if (list == nullptr || saved.failed()) {
+      Py_XDECREF(list);
+      return nullptr;
+    }
+    return Py_BuildValue("(Nnn)", list, static_cast<Py_ssize_t>(saved.nodes()),
+                         static_cast<Py_ssize_t>(saved.busy()));
+  });
+}
+
+PyObject* argument(const ArgumentValue& value) {
+  if (const bool* flag = std::get_if<bool>(&value)) return boolean(*flag);
+  if (const int64_t* number = std::get_if<int64_t>(&value)) return integer(*number);
+  if (const auto* numbers = std::get_if<std::vector<int64_t>>(&value)) return integers(*numbers);
+  return none();
+}
+
+PyObject* arguments(const Node& node) {
+  PyObject* dict = PyDict_New();
+  if (dict == nullptr) return nullptr;
+  for (const auto& [name, value] : arguments_of(node)) {
+    PyObject* key = text(name);
+    PyObject* item = argument(value);
+    const bool failed = key == nullptr || item == nullptr || PyDict_SetItem(dict, key, item) != 0;
+    Py_XDECREF(key);
+    Py_XDECREF(item);
+    if (failed) {
+      Py_DECREF(dict);
+      return nullptr;
+    }
+  }
+  return dict;
+}
+
+PyObject* view_nodes(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    PyObject* list = tensor == nullptr ? nullptr : PyList_New(0);
+    if (list == nullptr) return nullptr;
+    for (const ViewNode& step : tensorplay::view_nodes(*tensor->unsafeGetTensorImpl())) {
+      PyObject* entry = Py_BuildValue("(NINN)", node_name(*step.node), step.output, arguments(*step.node),
+                                      step.symbolic ? none() : integers(step.shape));
+      const bool failed = entry == nullptr || PyList_Append(list, entry) != 0;
+      Py_XDECREF(entry);
+      if (failed) {
+        Py_DECREF(list);
+        return nullptr;
+      }
+    }
+    return list;
+  });
+}
+
+PyObject* view_of(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    if (tensor == nullptr) return nullptr;
+    const auto view = tensorplay::view_of(*tensor->unsafeGetTensorImpl());
+    if (!view) return none();
+    PyObject* base = python_object(*view->base);
+    return Py_BuildValue("(NNN)", record_of(*view->base), Py_NewRef(base == nullptr ? Py_None : base),
+                         type_name(view->function));
+  });
+}
+
+PyMethodDef methods[] = {
+    {"saved_tensors", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(saved_tensors)),
+     METH_FASTCALL,
+     "saved_tensors(roots, sharing_counter_with=None, /)\n--\n\nAnswer what the graphs behind some tensors "
+     "saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), "
+     "the number of nodes, and of those another thread held."},
+    {"view_nodes", view_nodes, METH_O,
+     "view_nodes(tensor, /)\n--\n\nAnswer (node, output, arguments, shape) of each node from a view's base "
+     "to "
+     "the view, or nothing."},
+    {"view_of", view_of, METH_O,
+     "view_of(tensor, /)\n--\n\nAnswer a view's base as record and object, if it has one, and the class of "
+     "the view function PyTorch kept; None for what backward takes for no view."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+bool add_graph_functions(PyObject* module) {
+  return PyModule_AddFunctions(module, methods) == 0;
+}
+
+}  // namespace tensorplay::python
