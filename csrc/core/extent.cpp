@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
+
+#include "bitmap.h"
 
 namespace tensorplay {
 namespace {
@@ -50,39 +51,6 @@ class MovingDims {
   std::array<Dim, 16> near_;
   std::vector<Dim> far_;
   std::span<Dim> dims_;
-};
-
-// A bit a cell. Each dimension ors shifted copies of what is there, doubling their number in each step.
-class CellBitmap {
- public:
-  explicit CellBitmap(int64_t cells) : words_(static_cast<size_t>((cells + 63) / 64), 0) { words_[0] = 1; }
-
-  void repeat(int64_t size, int64_t stride) {
-    for (int64_t copies = 1; copies < size;) {
-      const int64_t added = std::min(copies, size - copies);
-      or_shifted(added * stride);
-      copies += added;
-    }
-  }
-
-  int64_t count() const {
-    return std::accumulate(words_.begin(), words_.end(), int64_t{0},
-                           [](int64_t sum, uint64_t word) { return sum + std::popcount(word); });
-  }
-
- private:
-  // From the top down, so that every source word is still the old one.
-  void or_shifted(int64_t cells) {
-    const auto whole = static_cast<size_t>(cells / 64);
-    const int bits = static_cast<int>(cells % 64);
-    for (size_t to = words_.size(); to-- > whole;) {
-      uint64_t moved = words_[to - whole] << bits;
-      if (bits != 0 && to > whole) moved |= words_[to - whole - 1] >> (64 - bits);
-      words_[to] |= moved;
-    }
-  }
-
-  std::vector<uint64_t> words_;
 };
 
 bool follows_order(DimSpan sizes, DimSpan strides, std::span<const size_t> fastest_first) {
@@ -148,7 +116,8 @@ std::optional<int64_t> distinct_cells(DimSpan sizes, DimSpan strides, int64_t ma
   }
   if (easy) return count;
   if (extent > max_cells) return std::nullopt;
-  CellBitmap cells(extent);
+  Bitmap cells(extent);
+  cells.set_run(0, 1);
   for (const Dim& dim : dims) cells.repeat(dim.size, dim.stride);
   return cells.count();
 }
