@@ -44,6 +44,9 @@ SIGNATURES = {
     "view_nodes": ("(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]"),
     "view_of": "(tensor: torch.Tensor, /) -> tuple[TensorRecord, Any, str | None] | None",
     "learn_storage_slice": "(tensor: object, /) -> None",
+    "overlap_of": "(a: _Region, b: _Region, /) -> tuple[str, int | None]",
+    "coverage_of": "(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]",
+    "exclusive_of": "(regions: Sequence[_Region], index: int, nbytes: int, /) -> int | None",
     "extent_of": "(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]",
 }
 # Fields of the model that the native records do not have, and the one they have in another form.
@@ -60,6 +63,9 @@ def native_stubs() -> str:
         "from typing import Any, TypeGuard, final",
         "",
         "import torch",
+        "",
+        "# shape, stride, storage_offset, itemsize and, where storages are compared, the byte the storage begins at",
+        "_Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]",
         "",
         "BUILD_INFO: Mapping[str, Any]",
     ]

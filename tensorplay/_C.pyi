@@ -5,6 +5,9 @@ from typing import Any, TypeGuard, final
 
 import torch
 
+# shape, stride, storage_offset, itemsize and, where storages are compared, the byte the storage begins at
+_Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]
+
 BUILD_INFO: Mapping[str, Any]
 
 @final
@@ -386,6 +389,12 @@ class TensorRecord:
 def buffer_of(object: object, /) -> tuple[int, int] | None:
     """Answer address and bytes of the buffer a built-in object has now, or None."""
 
+def coverage_of(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]:
+    """Answer how many bytes of a storage some regions reach: the number or None, and bounds of it."""
+
+def exclusive_of(regions: Sequence[_Region], index: int, nbytes: int, /) -> int | None:
+    """Answer how many bytes of a storage one region reaches and no other, or None."""
+
 def extent_of(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]:
     """Answer which cells of a storage a geometry reaches."""
 
@@ -406,6 +415,9 @@ def is_tensor(object: object, /) -> TypeGuard[torch.Tensor]:
 
 def learn_storage_slice(tensor: object, /) -> None:
     """Learn the deleter of sliced storages from a tensor over one."""
+
+def overlap_of(a: _Region, b: _Region, /) -> tuple[str, int | None]:
+    """Answer how the bytes of two regions relate (disjoint, identical, first_in_second, second_in_first, partial, overlapping or too_hard) and how many they share, or None."""
 
 def producer(tensor: object, /) -> Any:
     """Answer the Python object whose memory a tensor borrows, where its deleter keeps one. Else None."""

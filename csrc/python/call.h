@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <Python.h>
 
+#include <cstdint>
 #include <exception>
+#include <vector>
 
 #include "unpack.h"
 
@@ -39,6 +41,32 @@ PyObject* guarded(Body body) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
+}
+
+// Appends; false with an exception set for what holds anything but integers of 64 bits.
+inline bool read_integers(PyObject* sequence, std::vector<int64_t>& out) {
+  PyObject* fast = PySequence_Fast(sequence, "expected a sequence of int");
+  if (fast == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
+    const long long value = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
+    if (value == -1 && PyErr_Occurred() != nullptr) {
+      Py_DECREF(fast);
+      return false;
+    }
+    out.push_back(value);
+  }
+  Py_DECREF(fast);
+  return true;
+}
+
+// Appends the sizes and strides; false with an exception set for what no tensor can have.
+inline bool read_geometry(PyObject* sizes, PyObject* strides, std::vector<int64_t>& out_sizes,
+                          std::vector<int64_t>& out_strides) {
+  if (!read_integers(sizes, out_sizes) || !read_integers(strides, out_strides)) return false;
+  bool valid = out_sizes.size() == out_strides.size();
+  for (const int64_t size : out_sizes) valid = valid && size >= 0;
+  if (!valid) PyErr_SetString(PyExc_ValueError, "shape and stride need one length and no negative size");
+  return valid;
 }
 
 }  // namespace tensorplay::python

@@ -10,6 +10,7 @@
 #include "../device/maps.h"
 #include "call.h"
 #include "graph.h"
+#include "overlap.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
 #include "unpack.h"
@@ -17,30 +18,6 @@
 
 namespace tensorplay::python {
 namespace {
-
-bool read_integers(PyObject* sequence, std::vector<int64_t>& out) {
-  PyObject* fast = PySequence_Fast(sequence, "expected a sequence of int");
-  if (fast == nullptr) return false;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
-    const long long value = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
-    if (value == -1 && PyErr_Occurred() != nullptr) {
-      Py_DECREF(fast);
-      return false;
-    }
-    out.push_back(value);
-  }
-  Py_DECREF(fast);
-  return true;
-}
-
-bool read_geometry(PyObject* sizes, PyObject* strides, std::vector<int64_t>& out_sizes,
-                   std::vector<int64_t>& out_strides) {
-  if (!read_integers(sizes, out_sizes) || !read_integers(strides, out_strides)) return false;
-  bool valid = out_sizes.size() == out_strides.size();
-  for (const int64_t size : out_sizes) valid = valid && size >= 0;
-  if (!valid) PyErr_SetString(PyExc_ValueError, "shape and stride need one length and no negative size");
-  return valid;
-}
 
 PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!need_arguments(count, 1, 2, "read(tensor, observer_refs=1)")) return nullptr;
@@ -245,7 +222,7 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
   if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
-      !add_graph_functions(module)) {
+      !add_graph_functions(module) || !add_overlap_functions(module)) {
     Py_DECREF(module);
     return nullptr;
   }
