@@ -21,10 +21,16 @@ _PUBLIC = {
     "TensorRecord": "layers",
     "Verdict": "reports",
     "check": "inspection",
+    "compare": "comparison",
     "inspect": "inspection",
     "inspect_data_ptr": "inspection",
     "inspect_storage_device": "inspection",
     "inspect_tensor_memory": "inspection",
+    "is_safe_view": "writes",
+    "list_shared_storages": "sharing",
+    "recommend_fix": "writes",
+    "record_views": "views",
+    "show_view_chain": "views",
     "verify_data_ptr_consistency": "inspection",
 }
 
@@ -40,15 +46,22 @@ __all__ = [
     "TensorRecord",
     "Verdict",
     "check",
+    "compare",
     "inspect",
     "inspect_data_ptr",
     "inspect_storage_device",
     "inspect_tensor_memory",
+    "is_safe_view",
+    "list_shared_storages",
+    "recommend_fix",
+    "record_views",
+    "show_view_chain",
     "verify_data_ptr_consistency",
     "__version__",
 ]
 
 if TYPE_CHECKING:
+    from tensorplay.comparison import compare
     from tensorplay.errors import InconsistentTensor, LoadError, TargetError, TensorPlayError, UnknownCode
     from tensorplay.inspection import (
         check,
@@ -60,6 +73,9 @@ if TYPE_CHECKING:
     )
     from tensorplay.layers import Finding, TensorRecord
     from tensorplay.reports import Report, Verdict
+    from tensorplay.sharing import list_shared_storages
+    from tensorplay.views import record_views, show_view_chain
+    from tensorplay.writes import is_safe_view, recommend_fix
 
 
 def __getattr__(name: str) -> Any:

@@ -35,8 +35,9 @@ _NAMELESS = (
     ast.SetComp,
     ast.GeneratorExp,
 )
-_ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check",
-           "verify_data_ptr_consistency")  # fmt: skip
+_ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check", "compare",
+           "verify_data_ptr_consistency", "is_safe_view", "recommend_fix", "show_view_chain",
+           "list_shared_storages")  # fmt: skip
 
 
 def _process_start() -> float:

@@ -19,23 +19,28 @@ from torch._C._dynamo import eval_frame
 from tensorplay.arrays import owner_of, producer_of, read_array
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name
+from tensorplay.differences import changes_between, compared
 from tensorplay.errors import InconsistentTensor
-from tensorplay.layers import WITH_MEMORY, Change, Finding, TensorRecord, Truncated, Unread
+from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord, Truncated, Unread
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.foreign import NotMapped
 from tensorplay.rules.registry import SceneRule, record_rules, scene_rules
 from tensorplay.scene import Lent, Scene
 from tensorplay.selection import lenient_config, select_findings
-from tensorplay.walk import find_tensors
+from tensorplay.walk import find_tensors, is_parameter
 from tensorplay.words import bytes_text
 
 __all__ = [
+    "CALL_REFS",
     "MAX_TENSORS",
     "check",
     "inspect",
     "inspect_data_ptr",
     "inspect_storage_device",
     "inspect_tensor_memory",
+    "outside_compiled_code",
+    "read_one",
+    "report_of",
     "verify_data_ptr_consistency",
 ]
 
@@ -55,7 +60,7 @@ def _references_of_a_call() -> int:
     return called(sample) - sys.getrefcount(sample)
 
 
-_CALL_REFS = _references_of_a_call()
+CALL_REFS = _references_of_a_call()
 _RULES = record_rules()
 _NOT_MAPPED = NotMapped()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -66,7 +71,7 @@ _history: dict[str, dict[str, TensorRecord]] = {}
 _history_lock = threading.Lock()
 
 
-def _outside_compiled_code(function: _Function) -> _Function:
+def outside_compiled_code(function: _Function) -> _Function:
     """Make torch.compile leave a function to Python, with all that it calls.
 
     Traced, it would read the tracer's tensors, and counts with the tracer's own references. This is what
@@ -80,7 +85,7 @@ def _outside_compiled_code(function: _Function) -> _Function:
     return function
 
 
-@_outside_compiled_code
+@outside_compiled_code
 def inspect(
     x: object, label: str | torch.Tensor | None = None, *, quiet: bool = False, max_tensors: int = MAX_TENSORS
 ) -> Report:
@@ -109,18 +114,20 @@ def inspect(
     beside: dict[str, Any] = {}
     if type(x) in _PLAIN and (label is None or title is not None):
         # This call's argument and that of read() are the probe's references.
-        reads = [Read(ROOTS[0], C.read(x, _CALL_REFS + 1))]
+        reads = [Read(ROOTS[0], C.read(x, CALL_REFS + 1))]
     else:
         named: list[tuple[str, object]] = [(ROOTS[0], x)]
         if C.is_tensor(label):
             named.append((ROOTS[1], label))
         elif label is not None and title is None:
             raise TypeError(f"inspect() takes a title (str) or a torch.Tensor after x, got {class_name(type(label))}")
-        reads, _, beside = _read_all(named, max_tensors, grads=False, lenders=False, root_refs=_CALL_REFS + 1)
+        reads, _, beside, _ = _read_all(named, max_tensors, grads=False, lenders=False, root_refs=CALL_REFS + 1)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
     paths = [] if title is None else [read.name for read in reads]
-    report = _answer(reads, caller, report_unused=not quiet, **beside)
+    report = report_of(reads, caller, report_unused=not quiet, **beside)
+    if label is not None and title is None:
+        compare_two(report)
     if title is not None:
         _compare_with_last(title, report, paths)
     if not quiet and not _in_ipython():
@@ -132,7 +139,7 @@ inspect_tensor_memory = inspect
 """The same as inspect(), under the name that says it."""
 
 
-@_outside_compiled_code
+@outside_compiled_code
 def check(
     objs: object,
     *,
@@ -185,10 +192,10 @@ def check_at(
         ]
         root_refs = 1  # the pair in `named`
     else:
-        root_refs = 2 * _CALL_REFS + 1  # the same, and the arguments of check() and of this
+        root_refs = 2 * CALL_REFS + 1  # the same, and the arguments of check() and of this
         named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
-    reads, lent, beside = _read_all(named, max_tensors, grads=grads, lenders=True, root_refs=root_refs)
-    scene = Scene(reads, lent)
+    reads, lent, beside, repeated = _read_all(named, max_tensors, grads=grads, lenders=True, root_refs=root_refs)
+    scene = Scene(reads, lent, repeated)
     findings = [*_explain(_suspects(reads)), *_explain_scene(scene, scene_rules())]
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
     beside["unread"] += tuple(scene.unread)
@@ -219,7 +226,7 @@ def check_groups(
             cut = Truncated(max_tensors=max_tensors)
             sizes.append(0)
             continue
-        found, _, beside = _read_all(
+        found, _, beside, _ = _read_all(
             list(group.items()), max_tensors - len(reads), grads=False, lenders=False, root_refs=1
         )
         reads += found
@@ -232,7 +239,7 @@ def check_groups(
     return Groups(report, sizes)
 
 
-@_outside_compiled_code
+@outside_compiled_code
 def inspect_data_ptr(x: torch.Tensor) -> Report:
     """Read where a tensor's bytes are and who frees them.
 
@@ -252,7 +259,7 @@ def inspect_data_ptr(x: torch.Tensor) -> Report:
     return _focused(x, "data", Caller.at(sys._getframe(1)))
 
 
-@_outside_compiled_code
+@outside_compiled_code
 def inspect_storage_device(x: torch.Tensor) -> Report:
     """Read the device facts PyTorch keeps of one tensor: impl, key set, DataPtr, allocator.
 
@@ -272,7 +279,7 @@ def inspect_storage_device(x: torch.Tensor) -> Report:
     return _focused(x, "devices", Caller.at(sys._getframe(1)))
 
 
-@_outside_compiled_code
+@outside_compiled_code
 def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdict:
     """Check that pointer, offset and bytes of a tensor fit each other.
 
@@ -297,8 +304,8 @@ def verify_data_ptr_consistency(x: torch.Tensor, strict: bool = False) -> Verdic
     Source: c10/core/TensorImpl.h ``data()``, ``storage_offset_``; c10/core/StorageImpl.h ``size_bytes_``;
         /proc/self/maps.
     """
-    read = _one(x, "verify_data_ptr_consistency", calls=2)
-    report = _answer([read], Caller.at(sys._getframe(1)), report_unused=False, rules=(_NOT_MAPPED,))
+    read = read_one(x, "verify_data_ptr_consistency", calls=2)
+    report = report_of([read], Caller.at(sys._getframe(1)), report_unused=False, rules=(_NOT_MAPPED,))
     ok, reasons = _consistency(report.records[0], C.impl_data_address(x))
     unmapped = [finding.headline for finding in report.findings if finding.code == _NOT_MAPPED.code]
     if unmapped:
@@ -342,15 +349,20 @@ def _consistency(record: TensorRecord, own: int | None) -> tuple[bool, list[str]
     return (False, problems) if problems else (True, facts)
 
 
-def _one(x: object, call: str, calls: int) -> Read:
+def read_one(x: object, call: str, calls: int) -> Read:
+    """Read the one tensor that a call takes; `calls` is how many Python calls hold it as their argument.
+
+    Raises:
+        TypeError: x is no tensor.
+    """
     if not C.is_tensor(x):
         raise TypeError(_nothing_found(call, x, container=False))
-    return Read(ROOTS[0], C.read(x, calls * _CALL_REFS + 1))
+    return Read(ROOTS[0], C.read(x, calls * CALL_REFS + 1))
 
 
 def _focused(x: object, focus: str, caller: Caller) -> Report:
-    reads = [_one(x, f"inspect_{'data_ptr' if focus == 'data' else 'storage_device'}", calls=3)]
-    report = _answer(reads, caller, report_unused=True, focus=focus)
+    reads = [read_one(x, f"inspect_{'data_ptr' if focus == 'data' else 'storage_device'}", calls=3)]
+    report = report_of(reads, caller, report_unused=True, focus=focus)
     if not _in_ipython():
         _print(report)
     return report
@@ -362,6 +374,7 @@ class _Reads(NamedTuple):
     reads: list[Read]
     arrays: list[Lent]
     beside: dict[str, Any]
+    repeated_modules: list[list[str]]
 
 
 def _read_all(
@@ -378,16 +391,17 @@ def _read_all(
         # The place and the call hold one reference each; a root is held by its callers' frames as well.
         record = place.record or C.read(place.tensor, 2 + root_refs * roots[id(place.tensor)])
         borrowed = lenders and record.data is not None and record.data.producer_type is not None
-        reads.append(Read(place.path, record, place.also, producer_of(place.tensor) if borrowed else None))
+        producer = producer_of(place.tensor) if borrowed else None
+        reads.append(Read(place.path, record, place.also, producer, lenders and is_parameter(place.tensor)))
     arrays = [
         Lent(read_array(place.path, place.tensor, tuple(place.also)), owner_of(place.tensor))
         for place in (found.arrays if lenders else ())
     ]
     cut = Truncated(max_tensors=max_tensors) if found.cut else None
-    return _Reads(reads, arrays, {"truncated": cut, "unread": tuple(found.unread)})
+    return _Reads(reads, arrays, {"truncated": cut, "unread": tuple(found.unread)}, found.repeated)
 
 
-def _answer(
+def report_of(
     reads: list[Read], caller: Caller, *, report_unused: bool, rules: Sequence[SceneRule] = (), **fields: Any
 ) -> Report:
     """Ask the rules and make the report; where there is nothing to say, names are left for later."""
@@ -428,6 +442,13 @@ def _explain_scene(scene: Scene, rules: Iterable[SceneRule]) -> Iterator[Finding
         yield from rule.findings(scene)
 
 
+def compare_two(report: Report) -> None:
+    """Put the two tensors of a report beside each other; the same tensor twice is one record."""
+    records = report.records
+    if len(records) in (1, 2):
+        report.replace_document(comparison=compared(records[0], records[-1]))
+
+
 def _nothing_found(call: str, x: object, container: bool = True) -> str:
     kind = class_name(type(x))
     if type(x) in (torch.UntypedStorage, torch.TypedStorage):
@@ -449,47 +470,7 @@ def _compare_with_last(label: str, report: Report, paths: list[str]) -> None:
         kept = sum(map(len, _history.values()))
         while len(_history) > 1 and (len(_history) > _MOST_LABELS or kept > _MOST_LABELLED_RECORDS):
             kept -= len(_history.pop(next(iter(_history))))
-    report.replace_document(label=label, changes=None if last is None else tuple(_changes(last, records)))
-
-
-_LAYERS = ("python", "impl", "storage", "data", "extent")
-
-
-def _changes(before: dict[str, TensorRecord], after: dict[str, TensorRecord]) -> Iterator[Change]:
-    for path, record in after.items():
-        last = before.get(path)
-        if last is None:
-            yield Change(name=record.name, field="record", before=None, after="new")
-        else:
-            yield from _changed_fields(last, record)
-    for path, record in before.items():
-        if path not in after:
-            yield Change(name=record.name, field="record", before="there", after=None)
-
-
-def _changed_fields(last: TensorRecord, record: TensorRecord) -> Iterator[Change]:
-    """Compare two records layer by layer, then the tensors they are made of by their role."""
-
-    def change(field: str, before: object, after: object) -> Change:
-        # As JSON gives them back.
-        return Change(
-            name=record.name, field=field, before=msgspec.to_builtins(before), after=msgspec.to_builtins(after)
-        )
-
-    if last.kind != record.kind:
-        yield change("kind", last.kind, record.kind)
-    for layer in _LAYERS:
-        one, two = getattr(last, layer), getattr(record, layer)
-        if one is None or two is None:
-            if one is not two:
-                yield change(layer, one and "present", two and "present")
-            continue
-        for field in two.__struct_fields__:
-            if getattr(one, field) != getattr(two, field):
-                yield change(f"{layer}.{field}", getattr(one, field), getattr(two, field))
-    yield from _changes(
-        {inner.role: inner.record for inner in last.inner}, {inner.role: inner.record for inner in record.inner}
-    )
+    report.replace_document(label=label, changes=None if last is None else tuple(changes_between(last, records)))
 
 
 def _in_ipython() -> bool:

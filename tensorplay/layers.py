@@ -15,6 +15,7 @@ __all__ = [
     "ArrayRecord",
     "Change",
     "CheckpointFile",
+    "Comparison",
     "DataLayer",
     "Document",
     "Extent",
@@ -31,6 +32,9 @@ __all__ = [
     "Truncated",
     "Unread",
     "UnusedIgnore",
+    "ViewAlias",
+    "ViewChain",
+    "ViewStep",
     "Where",
     "json_schema",
 ]
@@ -113,6 +117,10 @@ class ImplLayer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether autograd tracks it as a view."""
     base: int | None
     """Address of the root base's TensorImpl."""
+    base_requires_grad: bool | None
+    """Whether the base requires grad; None for no view."""
+    base_is_leaf: bool | None
+    """Whether the base has no grad_fn; None for no view."""
     creation_meta: str | None
     """How the view was made, ``torch::autograd::CreationMeta``."""
     is_conj: bool
@@ -428,6 +436,103 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     """What else is to be said of the file."""
 
 
+ViewSource = Literal["recorded", "replayed", "autograd", "inferred", "unknown"]
+"""How a step of a view chain is known, best first."""
+
+
+class ViewStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator of a view chain, and what it made."""
+
+    op: str
+    """Operator, as ATen names it: select, slice, transpose, view, ...; ``detach`` between a tensor and its alias."""
+    args: dict[str, Any]
+    """Its arguments by name."""
+    output: int | None = None
+    """Which of several outputs."""
+    shape: tuple[int, ...]
+    """Sizes of what it made."""
+    stride: tuple[int, ...]
+    """Strides in elements."""
+    storage_offset: int
+    """Offset into the storage in elements."""
+    dtype: str
+    """Data type."""
+    source: ViewSource
+    """How the step is known: replayed (PyTorch's own view function), autograd (a node and its saved arguments),
+    inferred (solved from the geometry, and checked to reproduce it)."""
+
+
+class ViewAlias(msgspec.Struct, frozen=True, kw_only=True):
+    """A live tensor over the same storage that autograd connects by no view."""
+
+    name: str
+    """What it is called, or what it is."""
+    impl: int
+    """Address of its TensorImpl."""
+    shares_version: bool
+    """Whether it shares the version counter: what detach() makes does, what .data makes does not."""
+
+
+class ViewChain(msgspec.Struct, frozen=True, kw_only=True):
+    """How a tensor came to be a view: base, operators, tensor."""
+
+    name: str
+    """The tensor."""
+    begins: Literal["base", "alias", "storage", "itself"]
+    """What it begins with: autograd's base; another live tensor over the storage; the bytes of the storage, where no
+    tensor is known; the tensor itself, which is no view."""
+    base: str
+    """What that is called, or what it is."""
+    shape: tuple[int, ...]
+    """Sizes of what it begins with."""
+    stride: tuple[int, ...]
+    """Its strides in elements."""
+    storage_offset: int
+    """Its offset in elements."""
+    dtype: str
+    """Its data type."""
+    steps: tuple[ViewStep, ...]
+    """From the base to the tensor; none where they have the same geometry, and where the chain is not known."""
+    source: ViewSource
+    """How the chain is known: as its least known step is."""
+    proven: bool
+    """Whether a step as_strided was proven to be needed: all chains of up to 4 named operators were tried."""
+    aliases: tuple[ViewAlias, ...] = ()
+    """Live tensors over the same storage that autograd connects by no view, as detach() makes them."""
+    note: str | None = None
+    """What else is to be said, as why a chain is not known."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Two tensors beside each other."""
+
+    a: str
+    """The first one."""
+    b: str
+    """The second one."""
+    verdict: str
+    """What they are to each other, in one line."""
+    same_object: bool
+    """One Python object."""
+    same_impl: bool
+    """One TensorImpl."""
+    same_storage: bool | None
+    """One StorageImpl; None where one of them has none."""
+    same_pointer: bool | None
+    """Equal data_ptr(), which proves nothing by itself; None where one of them has none."""
+    same_version_counter: bool | None
+    """One version counter; None where one of them has none."""
+    same_memory_order: bool | None
+    """Equal shape, and equal strides wherever a dimension has more than one index: they differ in no byte's place."""
+    relation: str | None
+    """Their bytes: disjoint, identical, first_in_second, second_in_first, partial, overlapping (which of these is too
+    hard to say), too_hard; None where one of them has no memory."""
+    shared_nbytes: int | None
+    """Bytes that both reach; None where that is too hard to say, or one of them has no memory."""
+    differences: tuple[Change, ...]
+    """The fields that differ, the first one's value as before and the second one's as after."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -471,9 +576,13 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     """The title the caller gave."""
     changes: tuple[Change, ...] | None = None
-    """What changed since the last report with this label; None where there was none."""
+    """What changed since the last report with this label, or between two reports; None where there was none."""
+    comparison: Comparison | None = None
+    """The two tensors of the report beside each other."""
     focus: str | None = None
     """The one layer the caller asked for; the others are recorded all the same."""
+    chains: tuple[ViewChain, ...] = ()
+    """How tensors came to be views, where show_view_chain() asked."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

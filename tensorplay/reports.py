@@ -44,14 +44,23 @@ _AnyReport = TypeVar("_AnyReport", bound="Report")
 class Read:
     """A native record on its way into a report, with the paths it was found under."""
 
-    __slots__ = ("also", "name", "producer", "record")
+    __slots__ = ("also", "is_parameter", "name", "producer", "record")
 
-    def __init__(self, name: str, record: Any, also: Sequence[str] = (), producer: Owner | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        record: Any,
+        also: Sequence[str] = (),
+        producer: Owner | None = None,
+        is_parameter: bool = False,
+    ) -> None:
         self.name = name
         self.record = record
         self.also = also
         self.producer = producer
         """Who lends the tensor its memory, where its deleter says so and check() asked."""
+        self.is_parameter = is_parameter
+        """Whether it is an ``nn.Parameter``."""
 
     def lenders(self, record: Any) -> tuple[int, ...]:
         """Answer the ``id()`` of the objects that lend a record's memory: of this one, or of one inside it."""
@@ -79,7 +88,10 @@ def name_roots(reads: Iterable[Read], caller: Caller) -> list[Read]:
             path = path.replace(root, name)  # anywhere in it: state[model.weight].step
         return path
 
-    return [Read(rename(read.name), read.record, [rename(path) for path in read.also], read.producer) for read in reads]
+    return [
+        Read(rename(read.name), read.record, [rename(path) for path in read.also], read.producer, read.is_parameter)
+        for read in reads
+    ]
 
 
 def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
@@ -181,6 +193,16 @@ class Report:
     def replace_document(self, **fields: Any) -> None:
         """Set fields of the document, which stays immutable for whoever has it already."""
         self._document = msgspec.structs.replace(self.document, **fields)
+
+    def raise_severity(self, codes: Iterable[str], severity: Severity) -> None:
+        """Give the findings of some rules another severity: what is a hazard to most is a fault where it was tried."""
+        codes = frozenset(codes)
+        self.findings = tuple(
+            msgspec.structs.replace(finding, severity=severity) if finding.code in codes else finding
+            for finding in self.findings
+        )
+        if self._document is not None:
+            self.replace_document(findings=self.findings)
 
     @property
     def records(self) -> tuple[TensorRecord, ...]:

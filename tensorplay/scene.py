@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
 from tensorplay.arrays import Owner
+from tensorplay.differences import region
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
+from tensorplay.live import Live
 from tensorplay.reports import Read, inner_model
+from tensorplay.selection import Config, load_config
 
-__all__ = ["Lent", "Mapping", "Scene", "Subject"]
+__all__ = ["Beyond", "Lent", "Mapping", "Scene", "StorageGroup", "Subject"]
 
 
 class Mapping(NamedTuple):
@@ -48,6 +51,33 @@ class Subject(NamedTuple):
         return self.read.model() if self.record is self.read.record else inner_model(self.read, self.record)
 
 
+class StorageGroup(NamedTuple):
+    """A storage and the tensors among the objects that lie in it, each TensorImpl once."""
+
+    address: int
+    nbytes: int
+    members: list[Subject]
+
+    @property
+    def use_count(self) -> int:
+        """Owners of the StorageImpl."""
+        count: int = self.members[0].record.storage.use_count
+        return count
+
+
+class Beyond(NamedTuple):
+    """Who else reaches into a storage: native records."""
+
+    tensors: list[Any]
+    """Other live tensors that Python code can reach."""
+    hidden: list[Any]
+    """Those whose Python object is kept by C++ alone, as that of a view's base is."""
+    saved: list[Any]
+    """Tensors that the graphs behind live tensors saved for backward."""
+    unexplained: int
+    """Further owners: in C++, or reached by no path that was looked at."""
+
+
 def _span(record: Any) -> tuple[int, int] | None:
     data, extent = record.data, record.extent
     if data is None or extent is None or record.kind not in WITH_MEMORY or not data.device.startswith("cpu"):
@@ -61,9 +91,13 @@ def _span(record: Any) -> tuple[int, int] | None:
 class Scene:
     """What one check() gathered."""
 
-    def __init__(self, reads: Sequence[Read], arrays: Sequence[Lent] = ()) -> None:
+    def __init__(
+        self, reads: Sequence[Read], arrays: Sequence[Lent] = (), repeated_modules: Sequence[Sequence[str]] = ()
+    ) -> None:
         self.reads = reads
         self.arrays = arrays
+        self.repeated_modules = repeated_modules
+        """The paths of each module that has several."""
         self.unread: list[Unread] = []
         self._mappings: dict[tuple[int, int], list[Mapping]] | None = None
 
@@ -77,6 +111,67 @@ class Scene:
                 found.append(Subject(read, record, _span(record)))
                 records += [inner for _, inner in record.inner]
         return found
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """What ``[tool.tensorplay]`` says."""
+        return load_config()
+
+    @functools.cached_property
+    def groups(self) -> dict[int, StorageGroup]:
+        """The storages that have memory, with the tensors over each, by address, in the order they are met."""
+        found: dict[int, StorageGroup] = {}
+        seen: set[int] = set()
+        for subject in self.subjects:
+            record = subject.record
+            storage, data = record.storage, record.data
+            if storage is None or data is None or record.kind not in WITH_MEMORY or record.impl.address in seen:
+                continue
+            if data.pointer == 0 and storage.nbytes != 0 or not isinstance(storage.nbytes, int):
+                continue
+            seen.add(record.impl.address)
+            found.setdefault(storage.address, StorageGroup(storage.address, storage.nbytes, [])).members.append(subject)
+        return found
+
+    def overlap(self, a: Any, b: Any) -> tuple[str, int | None]:
+        """Answer how the bytes of two records over one storage lie to each other, and how many they share."""
+        one, two = region(a), region(b)
+        return ("too_hard", None) if one is None or two is None else C.overlap_of(one, two)
+
+    def coverage(self, records: Iterable[Any], nbytes: int) -> tuple[int | None, int, int]:
+        """Answer how many bytes of a storage some records reach: exact or None, at least, at most."""
+        regions = [found for record in records if (found := region(record)) is not None]
+        return C.coverage_of(regions, nbytes)
+
+    def beyond(self, addresses: Iterable[int]) -> dict[int, Beyond]:
+        """Look in the whole process for who else reaches into some of the groups' storages."""
+        wanted = [self.groups[address] for address in addresses]
+        if not wanted:
+            return {}
+        live = Live()
+        over = live.over(group.address for group in wanted)
+        saved: dict[int, list[Any]] = {group.address: [] for group in wanted}
+        for *_, record, _ in C.saved_tensors(live.tensors)[0]:
+            if record is not None and record.storage is not None and record.storage.address in saved:
+                saved[record.storage.address].append(record)
+        return {group.address: _beyond(group, over[group.address], saved[group.address]) for group in wanted}
+
+    def counts_as_waste(self, unseen: int, nbytes: int) -> bool:
+        """Tell whether so many bytes of a storage are worth a word, by the configuration."""
+        return unseen >= self.config.pinned_nbytes and unseen >= self.config.pinned_share * nbytes
+
+    @functools.cached_property
+    def unseen(self) -> dict[int, Beyond]:
+        """Who else reaches into the storages of which the objects themselves see too little."""
+        found = []
+        for group in self.groups.values():
+            record = group.members[0].record
+            if group.nbytes < self.config.pinned_nbytes or not _is_own_memory(record):
+                continue
+            _, _, most = self.coverage([subject.record for subject in group.members], group.nbytes)
+            if self.counts_as_waste(group.nbytes - most, group.nbytes):
+                found.append(group.address)
+        return self.beyond(found)
 
     @functools.cached_property
     def _blocks(self) -> list[tuple[int, int, str]]:
@@ -110,3 +205,38 @@ class Scene:
                 span: [Mapping(*mapping) for mapping in found] for span, found in zip(spans, answers, strict=False)
             }
         return self._mappings.get(span)
+
+
+def _is_own_memory(record: Any) -> bool:
+    """Tell whether a storage costs this process memory of its own: not foreign memory, not a mapped file."""
+    if record.data.origin == "mapped":
+        shared = record.storage.shared_memory
+        return shared is not None and shared.counted
+    return record.data.origin not in ("callback", "borrowed", "storage_slice")
+
+
+def _beyond(group: StorageGroup, over: list[Any], saved: list[Any]) -> Beyond:
+    known = {subject.record.impl.address for subject in group.members}
+    others = [entry for entry in over if entry.record.impl.address not in known]
+    owners = known | {entry.record.impl.address for entry in others} | {record.impl.address for record in saved}
+    # A base may have no Python object: it is an owner that only its views name.
+    bases: dict[int, tuple[Any, int]] = {}
+    for entry in over:
+        if (view := C.view_of(entry.tensor)) is not None and view[0].storage is not None:
+            base = view[0]
+            if base.storage.address == group.address:
+                bases[base.impl.address] = (base, bases.get(base.impl.address, (base, 0))[1] + 1)
+    owners |= bases.keys()
+    wrapper = any(subject.record.storage.has_python_wrapper for subject in group.members)
+    unexplained = group.use_count - len(owners) - wrapper
+    slots = [record.impl.address for record in saved]
+    for address, (base, views) in bases.items():
+        # The base's own owners: its Python object, its views, the nodes that saved it.
+        held = base.impl.use_count - views - slots.count(address) - (base.python is not None)
+        unexplained += max(0, held)
+    return Beyond(
+        [entry.record for entry in others if entry.in_python],
+        [entry.record for entry in others if not entry.in_python],
+        saved,
+        max(0, unexplained),
+    )

@@ -44,6 +44,12 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     select: tuple[str, ...] = ("ALL",)
     ignore: tuple[str, ...] = ()
     fail_on: Severity = "warning"
+    pinned_nbytes: int = 16 * 1024
+    """TP301, TP304: a storage counts where so many of its bytes are seen by nobody else."""
+    pinned_share: float = 0.5
+    """TP301, TP304: and such a share of it."""
+    ties: tuple[tuple[str, ...], ...] | None = None
+    """TP303: the parameters that are meant to share a storage, by name; others are then warned of."""
 
 
 class _Tools(msgspec.Struct, frozen=True):

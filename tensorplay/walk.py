@@ -23,7 +23,7 @@ from tensorplay.arrays import is_array_class
 from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import Unread
 
-__all__ = ["Found", "Place", "attributes", "find_tensors"]
+__all__ = ["Found", "Place", "attributes", "find_tensors", "is_parameter"]
 
 _Child = tuple[str, Any]
 _LONGEST_KEY = 120
@@ -82,6 +82,8 @@ class Found(NamedTuple):
     arrays: list[Place]
     unread: list[Unread]
     cut: bool
+    repeated: list[list[str]]
+    """The paths of each module that has several."""
 
 
 def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool = False) -> Found:
@@ -98,6 +100,7 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
     arrays: list[Place] = []
     unread: list[Unread] = []
     known: dict[int, Place] = {}
+    modules: dict[int, list[str]] = {}
     # What was opened, and whether plain objects in it were too; held, so that an id is not used again meanwhile.
     opened: dict[int, tuple[object, bool]] = {}
     # Path of what is being opened, its children, and whether plain objects among them may be opened.
@@ -118,7 +121,7 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
                 place.also.append(path)
                 continue
             if len(places) >= most:
-                return Found(places, arrays, unread, True)
+                return Found(places, arrays, unread, True, [])
             places.append(known.setdefault(id(obj), Place(path, obj)))
             # Beside its class nothing: no attributes. Asking for them would make the dictionary.
             if len(gc.get_referents(obj)) > 1:
@@ -129,10 +132,12 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
                 stack.append((path, iter([(f"{path}.grad", grad)]), False))
             elif (record := C.read_grad(obj)) is not None:
                 if len(places) >= most:
-                    return Found(places, arrays, unread, True)
+                    return Found(places, arrays, unread, True, [])
                 places.append(Place(f"{path}.grad", None, record))
             continue
         plan = _plan(type(obj))
+        if plan.module:
+            modules.setdefault(id(obj), []).append(path)
         if plan.array:
             if (place := known.get(id(obj))) is not None:
                 place.also.append(path)
@@ -154,7 +159,7 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
         elif may_open:
             opened[id(obj)] = (obj, may_open)
             stack.append((path, _attribute_children(path, obj), False))
-    return Found(places, arrays, unread, False)
+    return Found(places, arrays, unread, False, [paths for paths in modules.values() if len(paths) > 1])
 
 
 class _Plan(NamedTuple):
@@ -162,6 +167,7 @@ class _Plan(NamedTuple):
 
     leaf: bool
     array: bool
+    module: bool
     sealed: str | None  # why it cannot be looked into, though tensors may be there
     read: Callable[[str, Any, dict[int, Place]], Iterator[_Child]] | None
     slots: tuple[str, ...]  # names only: a descriptor would keep its class alive
@@ -194,7 +200,7 @@ def _plan(cls: type) -> _Plan:
     if read is None and any("__dataclass_fields__" in namespace(base) for base in bases):
         read = _of_attributes
     sealed = None if read is not None else next((why for kind, why in _SEALED if derives(cls, kind)), None)
-    plan = _Plan(leaf, is_array_class(cls), sealed, read, slots)
+    plan = _Plan(leaf, is_array_class(cls), read is _of_module, sealed, read, slots)
     key = id(cls)
     _plans[key] = (weakref.ref(cls, lambda _: _plans.pop(key, None)), plan)
     return plan
@@ -210,6 +216,14 @@ def _pytree_nodes() -> dict[int, Any]:
         nodes = list(_pytree.SUPPORTED_NODES.items())
         _nodes = (len(nodes), {id(cls): node for cls, node in nodes})
     return _nodes[1]
+
+
+def is_parameter(tensor: object) -> bool:
+    """Tell whether a tensor is an nn.Parameter, by its class or, in a subclass of another kind, by its mark."""
+    if derives(type(tensor), torch.nn.Parameter):
+        return True
+    own = C.instance_dict(tensor) if len(gc.get_referents(tensor)) > 1 else None
+    return own is not None and dict.get(own, "_is_param") is True
 
 
 def attributes(obj: object) -> dict[str, Any]:

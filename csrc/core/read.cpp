@@ -325,9 +325,11 @@ void read_view(const DifferentiableViewMeta& view, ImplFacts& out) {
   out.base = base.unsafeGetTensorImpl();
   out.creation_meta = static_cast<uint8_t>(view.get_creation_meta());
   // The same condition under which Variable::grad_fn() rebuilds the node (torch/csrc/autograd/variable.cpp).
-  const bool base_requires_grad = base.requires_grad();
-  out.requires_grad = out.requires_grad || base_requires_grad;
-  const bool has_history = view.grad_fn_.get() != nullptr || base_requires_grad;
+  out.base_requires_grad = base.requires_grad();
+  const auto* base_meta = static_cast<const AutogradMeta*>(base.unsafeGetTensorImpl()->autograd_meta());
+  out.base_is_leaf = base_meta == nullptr || base_meta->grad_fn_.get() == nullptr;
+  out.requires_grad = out.requires_grad || out.base_requires_grad;
+  const bool has_history = view.grad_fn_.get() != nullptr || out.base_requires_grad;
   out.grad_fn_stale = has_history && out.version_counter != nullptr && view.get_attr_version() != out.version;
   if (!out.grad_fn_stale) {
     read_grad_fn(view, out);

@@ -137,6 +137,8 @@ struct ImplFacts {
 
   bool is_view = false;
   const void* base = nullptr;            // TensorImpl of the root base
+  bool base_requires_grad = false;
+  bool base_is_leaf = false;
   std::optional<uint8_t> creation_meta;  // torch::autograd::CreationMeta; views only
 
   bool is_conj = false;

@@ -259,6 +259,10 @@ PyGetSetDef impl_fields[] = {
           , "Address of the counter: equal for tensors that share it."),
     FIELD(is_view, return boolean(r.facts.impl.is_view);, "Whether autograd tracks it as a view."),
     FIELD(base, return address(r.facts.impl.base);, "Address of the root base's TensorImpl, or None."),
+    FIELD(base_requires_grad, return r.facts.impl.is_view ? boolean(r.facts.impl.base_requires_grad) : none();
+          , "Whether the base requires grad; None for no view."),
+    FIELD(base_is_leaf, return r.facts.impl.is_view ? boolean(r.facts.impl.base_is_leaf) : none();
+          , "Whether the base has no grad_fn; None for no view."),
     FIELD(creation_meta, return r.facts.impl.creation_meta
                                     ? interned(creation_meta_name(*r.facts.impl.creation_meta))
                                     : none();

@@ -1,0 +1,171 @@
+"""What differs between records, and what two tensors of one moment have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+import msgspec
+
+from tensorplay.layers import WITH_MEMORY, Change, Comparison, TensorRecord
+
+__all__ = ["changed_fields", "changes_between", "compared", "region", "same_order"]
+
+_LAYERS = ("python", "impl", "storage", "data", "extent")
+
+
+# -- fields that differ -----------------------------------------------------------------------------------------------
+
+
+def changes_between(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> Iterator[Change]:
+    """Compare records by name; those that came or went are changes too."""
+    for path, record in after.items():
+        last = before.get(path)
+        if last is None:
+            yield Change(name=record.name, field="record", before=None, after="new")
+        else:
+            yield from changed_fields(last, record)
+    for path, record in before.items():
+        if path not in after:
+            yield Change(name=record.name, field="record", before="there", after=None)
+
+
+def changed_fields(last: TensorRecord, record: TensorRecord) -> Iterator[Change]:
+    """Compare two records layer by layer, then the tensors they are made of by their role."""
+
+    def change(field: str, before: object, after: object) -> Change:
+        # As JSON gives them back.
+        return Change(
+            name=record.name, field=field, before=msgspec.to_builtins(before), after=msgspec.to_builtins(after)
+        )
+
+    if last.kind != record.kind:
+        yield change("kind", last.kind, record.kind)
+    for layer in _LAYERS:
+        one, two = getattr(last, layer), getattr(record, layer)
+        if one is None or two is None:
+            if one is not two:
+                yield change(layer, one and "present", two and "present")
+            continue
+        for field in two.__struct_fields__:
+            if getattr(one, field) != getattr(two, field):
+                yield change(f"{layer}.{field}", getattr(one, field), getattr(two, field))
+    yield from changes_between(
+        {inner.role: inner.record for inner in last.inner}, {inner.role: inner.record for inner in record.inner}
+    )
+
+
+# -- two tensors ------------------------------------------------------------------------------------------------------
+
+
+def region(record: Any, origin: int = 0) -> tuple[Any, ...] | None:
+    """Answer what C.overlap_of() takes, where a record's bytes lie in its own storage; native records do as well.
+
+    Args:
+        record: the record.
+        origin: address that byte offsets count from; 0 for the storage's own beginning.
+    """
+    impl, extent = record.impl, record.extent
+    if record.kind not in WITH_MEMORY or extent is None or extent.needed_nbytes is None or impl.stride is None:
+        return None
+    start = record.data.pointer - origin if origin else 0
+    return impl.shape, impl.stride, impl.storage_offset, impl.itemsize, start
+
+
+def same_order(a: Any, b: Any) -> bool | None:
+    """Tell whether two records of one shape have the same strides wherever a dimension has more than one index."""
+    if a.impl.stride is None or b.impl.stride is None or a.impl.shape != b.impl.shape:
+        return None
+    steps = zip(a.impl.shape, a.impl.stride, b.impl.stride, strict=True)
+    return all(size == 1 or one == two for size, one, two in steps)
+
+
+def compared(a: TensorRecord, b: TensorRecord) -> Comparison:
+    """Put two records of one moment beside each other."""
+    same_object = a.python is not None and b.python is not None and a.python.address == b.python.address
+    same_impl = a.impl.address == b.impl.address
+    same_storage = None if a.storage is None or b.storage is None else a.storage.address == b.storage.address
+    pointers = [None if record.data is None else record.data.data_ptr for record in (a, b)]
+    same_pointer = None if None in pointers else pointers[0] == pointers[1]
+    counters = [record.impl.version_counter for record in (a, b)]
+    same_counter = None if None in counters else counters[0] == counters[1]
+    relation, shared = _overlap(a, b, bool(same_storage))
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        verdict=_verdict(a, b, same_object, same_impl, same_storage, same_counter, relation, shared),
+        same_object=same_object,
+        same_impl=same_impl,
+        same_storage=same_storage,
+        same_pointer=same_pointer,
+        same_version_counter=same_counter,
+        same_memory_order=same_order(a, b),
+        relation=relation,
+        shared_nbytes=shared,
+        differences=tuple(
+            change for change in changed_fields(a, b) if not change.field.startswith("python.")
+        ),
+    )
+
+
+def _overlap(a: TensorRecord, b: TensorRecord, same_storage: bool) -> tuple[str | None, int | None]:
+    if a.data is None or b.data is None:
+        return None, None
+    if not same_storage and (0 in (a.data.pointer, b.data.pointer) or a.data.device != b.data.device):
+        # Storages without memory, or of two devices: they have no byte in common.
+        both = a.kind in WITH_MEMORY and b.kind in WITH_MEMORY
+        return ("disjoint", 0) if both else (None, None)
+    origin = 0 if same_storage else min(a.data.pointer, b.data.pointer)
+    one, two = region(a, origin), region(b, origin)
+    if one is None or two is None:
+        return None, None
+    relation, shared = C.overlap_of(one, two)
+    return relation, shared
+
+
+def _verdict(
+    a: TensorRecord,
+    b: TensorRecord,
+    same_object: bool,
+    same_impl: bool,
+    same_storage: bool | None,
+    same_counter: bool | None,
+    relation: str | None,
+    shared: int | None,
+) -> str:
+    if same_object:
+        return "one tensor: the same Python object"
+    if same_impl:
+        return "two Python objects over one TensorImpl"
+    counter = {True: "one version counter", False: "version counters of their own", None: "no version counter"}
+    if same_storage:
+        storage = a.storage
+        assert storage is not None
+        of = f" of {storage.nbytes}" if isinstance(storage.nbytes, int) else ""
+        return f"{_kinship(a, b)} of one storage, {_common(relation, shared, of)}, {counter[same_counter]}"
+    if relation not in (None, "disjoint"):
+        return f"two storages over one buffer, {_common(relation, shared, '')}, {counter[same_counter]}"
+    if same_storage is None or relation is None:
+        without = next((r for r in (a, b) if r.storage is None or r.kind not in WITH_MEMORY), a)
+        pair = "two tensors" if a.kind == b.kind else "tensors of two kinds"
+        return f"{pair}: a {without.kind.replace('_', ' ')} tensor has no memory of its own to share"
+    null = [r for r in (a, b) if r.data is not None and r.data.pointer == 0]
+    said = "; null pointers, which prove nothing" if len(null) == 2 else ""
+    return f"two storages, no byte in common{said}"
+
+
+def _kinship(a: TensorRecord, b: TensorRecord) -> str:
+    if a.impl.base == b.impl.address or b.impl.base == a.impl.address:
+        return "a tensor and a view of it: views"
+    return "two views" if a.impl.is_view and b.impl.is_view else "two tensors"
+
+
+def _common(relation: str | None, shared: int | None, of: str) -> str:
+    if shared is not None:
+        return f"{shared}{of} bytes in common" if shared else "no byte in common"
+    if relation == "overlapping":
+        return "some bytes in common, how many is too hard to say"
+    return "bytes in common too hard to say" if relation == "too_hard" else "without memory"

@@ -1,0 +1,88 @@
+"""Every tensor of the process that a Python object stands for, found by one native scan, by its storage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorplay._native import C
+
+__all__ = ["Live", "LiveTensor", "live_roots", "scope_names"]
+
+_OWN = str(Path(__file__).parent)
+
+
+class LiveTensor(NamedTuple):
+    """A live tensor and what was read of it; refers to the tensor, so it lives no longer than the call."""
+
+    tensor: Any
+    record: Any
+
+    @property
+    def in_python(self) -> bool:
+        """Whether a Python reference holds it, and not only its own impl, which C++ holds."""
+        python, impl = self.record.python, self.record.impl
+        own = 1 if impl.use_count > 1 and python.slot_is_self else 0
+        return bool(python.refcount > own)
+
+
+class Live:
+    """The tensors alive at one moment. Holds a reference to each: made for one call, and dropped with it."""
+
+    def __init__(self) -> None:
+        self.tensors = C.live_tensors()
+        self._groups, storages = C.group_by_storage(self.tensors)
+        self.storages: list[int] = list(storages)
+        """Address of each group's storage; 0 for a tensor without one."""
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def over(self, storages: Iterable[int]) -> dict[int, list[LiveTensor]]:
+        """Answer the live tensors over some storages, by the storage's address."""
+        wanted = set(storages) - {0}
+        groups = {number: address for number, address in enumerate(self.storages) if address in wanted}
+        found: dict[int, list[LiveTensor]] = {address: [] for address in wanted}
+        for index, number in enumerate(self._groups):
+            if number in groups:
+                found[groups[number]].append(self.read(index))
+        return found
+
+    def read(self, index: int) -> LiveTensor:
+        """Read one of them: this list, this function and its call hold a reference each."""
+        tensor = self.tensors[index]
+        return LiveTensor(tensor, C.read(tensor, 3))
+
+    def shared(self) -> Iterator[list[int]]:
+        """Answer the tensors of each storage that has several, by their index."""
+        members: dict[int, list[int]] = {}
+        for index, number in enumerate(self._groups):
+            members.setdefault(number, []).append(index)
+        return (indices for number, indices in members.items() if len(indices) > 1 and self.storages[number])
+
+
+def live_roots() -> list[Any]:
+    """Answer the live tensors: where the graphs behind them begin."""
+    return C.live_tensors()
+
+
+def scope_names() -> list[tuple[str, Any]]:
+    """Answer what the caller can name: variables of the frames that run now, innermost first, and globals of the script.
+
+    The caller's own variables come by their bare names, those of other frames after the function's.
+    """
+    found: list[tuple[str, Any]] = []
+    seen: set[str] = set()
+    for number, (_, function, _, variables) in enumerate(C.frame_locals(None, _OWN)):
+        prefix = "" if number == 0 or function == "<module>" else f"{function}."
+        for name, value in variables:
+            if f"{prefix}{name}" not in seen:
+                seen.add(f"{prefix}{name}")
+                found.append((f"{prefix}{name}", value))
+    main = sys.modules.get("__main__")
+    for name, value in [] if main is None else list(vars(main).items()):
+        if name not in seen and not name.startswith("__"):
+            found.append((name, value))
+    return found
