@@ -3,12 +3,13 @@
 // Python.h first, as CPython asks.
 #include <ATen/core/Tensor.h>
 
-#include <exception>
 #include <string>
 #include <vector>
 
 #include "../core/read.h"
 #include "../device/maps.h"
+#include "calls.h"
+#include "heap.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
 #include "unpack.h"
@@ -25,25 +26,8 @@ const at::Tensor* need_tensor(PyObject* object) {
   return tensor;
 }
 
-bool need_arguments(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char* call) {
-  if (given >= least && given <= most) return true;
-  PyErr_Format(PyExc_TypeError, "wrong number of arguments: %s", call);
-  return false;
-}
-
 PyObject* python_object(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
-}
-
-// A C++ exception must not cross into the interpreter.
-template <class Body>
-PyObject* guarded(Body body) {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
 }
 
 bool read_integers(PyObject* sequence, std::vector<int64_t>& out) {
@@ -208,7 +192,7 @@ PyObject* buffer_of(PyObject*, PyObject* object) {
 }
 
 PyMethodDef methods[] = {
-    {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(read)), METH_FASTCALL,
+    {"read", fast_call(read), METH_FASTCALL,
      "read(tensor, observer_refs=1, /)\n--\n\nRead all four layers of one tensor."},
     {"is_tensor", is_tensor, METH_O,
      "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
@@ -236,7 +220,7 @@ PyMethodDef methods[] = {
      "None."},
     {"impl_data_address", impl_data_address, METH_O,
      "impl_data_address(tensor, /)\n--\n\nAnswer TensorImpl::data(), or None where asking would throw."},
-    {"extent_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(extent_of)), METH_FASTCALL,
+    {"extent_of", fast_call(extent_of), METH_FASTCALL,
      "extent_of(shape, stride, storage_offset, /)\n--\n\nAnswer which cells of a storage a geometry "
      "reaches."},
     {nullptr, nullptr, 0, nullptr},
@@ -272,7 +256,8 @@ PyMODINIT_FUNC PyInit__C() {
   using namespace tensorplay::python;
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
-  if (!init_unpack() || !init_record_types(module) || !add_build_info(module)) {
+  if (!init_unpack() || !init_record_types(module) || !add_heap_functions(module) ||
+      !add_build_info(module)) {
     Py_DECREF(module);
     return nullptr;
   }
