@@ -69,4 +69,9 @@ inline bool read_geometry(PyObject* sizes, PyObject* strides, std::vector<int64_
   return valid;
 }
 
+// METH_FASTCALL functions have another type than the table's.
+inline PyCFunction fast_call(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
 }  // namespace tensorplay::python

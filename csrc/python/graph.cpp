@@ -190,8 +190,7 @@ PyObject* view_of(PyObject*, PyObject* object) {
 }
 
 PyMethodDef methods[] = {
-    {"saved_tensors", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(saved_tensors)),
-     METH_FASTCALL,
+    {"saved_tensors", fast_call(saved_tensors), METH_FASTCALL,
      "saved_tensors(roots, sharing_counter_with=None, /)\n--\n\nAnswer what the graphs behind some tensors "
      "saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), "
      "the number of nodes, and of those another thread held."},

@@ -10,6 +10,7 @@
 #include "../device/maps.h"
 #include "call.h"
 #include "graph.h"
+#include "heap.h"
 #include "overlap.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
@@ -157,7 +158,7 @@ PyObject* buffer_of(PyObject*, PyObject* object) {
 }
 
 PyMethodDef methods[] = {
-    {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(read)), METH_FASTCALL,
+    {"read", fast_call(read), METH_FASTCALL,
      "read(tensor, observer_refs=1, /)\n--\n\nRead all four layers of one tensor."},
     {"is_tensor", is_tensor, METH_O,
      "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
@@ -185,7 +186,7 @@ PyMethodDef methods[] = {
      "None."},
     {"impl_data_address", impl_data_address, METH_O,
      "impl_data_address(tensor, /)\n--\n\nAnswer TensorImpl::data(), or None where asking would throw."},
-    {"extent_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(extent_of)), METH_FASTCALL,
+    {"extent_of", fast_call(extent_of), METH_FASTCALL,
      "extent_of(shape, stride, storage_offset, /)\n--\n\nAnswer which cells of a storage a geometry "
      "reaches."},
     {nullptr, nullptr, 0, nullptr},
@@ -222,7 +223,7 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
   if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
-      !add_graph_functions(module) || !add_overlap_functions(module)) {
+      !add_graph_functions(module) || !add_heap_functions(module) || !add_overlap_functions(module)) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -134,13 +134,13 @@ PyObject* exclusive_of(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 PyMethodDef methods[] = {
-    {"overlap_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(overlap_of)), METH_FASTCALL,
+    {"overlap_of", fast_call(overlap_of), METH_FASTCALL,
      "overlap_of(a, b, /)\n--\n\nAnswer how the bytes of two regions relate (disjoint, identical, "
      "first_in_second, second_in_first, partial, overlapping or too_hard) and how many they share, or None."},
-    {"coverage_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(coverage_of)), METH_FASTCALL,
+    {"coverage_of", fast_call(coverage_of), METH_FASTCALL,
      "coverage_of(regions, nbytes, /)\n--\n\nAnswer how many bytes of a storage some regions reach: the "
      "number or None, and bounds of it."},
-    {"exclusive_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exclusive_of)), METH_FASTCALL,
+    {"exclusive_of", fast_call(exclusive_of), METH_FASTCALL,
      "exclusive_of(regions, index, nbytes, /)\n--\n\nAnswer how many bytes of a storage one region reaches "
      "and no other, or None."},
     {nullptr, nullptr, 0, nullptr},

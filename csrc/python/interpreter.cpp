@@ -1,0 +1,245 @@
+// Asks for the interpreter's internal headers: must come before Python.h.
+#define Py_BUILD_CORE_MODULE 1
+#include "interpreter.h"
+
+#include <frameobject.h>
+#include <internal/pycore_gc.h>
+#if PY_VERSION_HEX >= 0x030B0000
+#include <internal/pycore_code.h>
+#include <internal/pycore_frame.h>
+#endif
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#if PY_VERSION_HEX < 0x030A0000 || PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
+#error "tensorplay reads the heap of CPython 3.10 to 3.13 with a GIL"
+#endif
+
+namespace tensorplay::python {
+namespace {
+
+// Answers for the few types that most objects have, in front of a question that walks a type's bases.
+class TypeCache {
+ public:
+  explicit TypeCache(bool (*wanted)(PyTypeObject*)) : wanted_(wanted) {}
+
+  bool wants(PyTypeObject* type) {
+    Entry& entry = entries_[(reinterpret_cast<uintptr_t>(type) >> 4) * kMix >> (64 - kBits)];
+    if (entry.type != type) [[unlikely]]
+      entry = {type, wanted_(type)};
+    return entry.wanted;
+  }
+
+ private:
+  static constexpr int kBits = 9;
+  static constexpr uint64_t kMix = 0x9E3779B97F4A7C15;
+  struct Entry {
+    PyTypeObject* type;
+    bool wanted;
+  };
+  bool (*wanted_)(PyTypeObject*);
+  std::array<Entry, size_t{1} << kBits> entries_{};
+};
+
+PyGC_Head* head_of(PyObject* object) {
+  return reinterpret_cast<PyGC_Head*>(object) - 1;
+}
+
+PyObject* object_of(PyGC_Head* head) {
+  return reinterpret_cast<PyObject*>(head + 1);
+}
+
+PyGC_Head* next_of(PyGC_Head* head) {
+  return reinterpret_cast<PyGC_Head*>(head->_gc_next);
+}
+
+PyGC_Head* previous_of(PyGC_Head* head) {
+  return reinterpret_cast<PyGC_Head*>(head->_gc_prev & _PyGC_PREV_MASK);
+}
+
+bool is_list(PyGC_Head* head) {
+  return head->_gc_next != 0 && previous_of(next_of(head)) == head && next_of(previous_of(head)) == head;
+}
+
+// Note [Finding the collector's lists]
+// Their place in PyInterpreterState moves between releases, some say between patch releases too. A container
+// made now is the last of the youngest list, so its next link is that list's head; the others lie beside it.
+// The collector's own pointer to the youngest list says whether they lie where we think.
+_gc_runtime_state* collector() {
+  const Owned young(PyList_New(0));
+  if (young == nullptr) return nullptr;
+  char* head = reinterpret_cast<char*>(next_of(head_of(young.get())));
+  auto* state = reinterpret_cast<_gc_runtime_state*>(head - offsetof(_gc_runtime_state, generations));
+  bool known = reinterpret_cast<char*>(state->generation0) == head;
+  for (int i = 0; known && i < NUM_GENERATIONS; ++i) known = is_list(&state->generations[i].head);
+  if (known && is_list(&state->permanent_generation.head)) return state;
+  PyErr_Format(PyExc_RuntimeError, "tensorplay does not know the collector of this Python (%.100s)",
+               Py_GetVersion());
+  return nullptr;
+}
+
+void find_in(PyGC_Head* list, TypeCache& types, std::vector<PyObject*>& found) {
+  for (PyGC_Head* head = next_of(list); head != list; head = next_of(head)) {
+    PyObject* object = object_of(head);
+    if (types.wants(Py_TYPE(object)) && Py_REFCNT(object) > 0) found.push_back(object);
+  }
+}
+
+Owned own(PyObject* object) {
+  return Owned(Py_NewRef(object));
+}
+
+void add_local(PyObject* name, PyObject* value, FrameLocals& frame) {
+  if (value != nullptr) frame.named.emplace_back(own(name), own(value));
+}
+
+void add_cell(PyObject* name, PyObject* value, FrameLocals& frame) {
+  // An argument is put into its cell by the function's first instructions.
+  const bool cell = value != nullptr && PyCell_Check(value);
+  add_local(name, cell ? PyCell_GET(value) : value, frame);
+}
+
+void add_namespace(PyObject* locals, PyObject* globals, FrameLocals& frame) {
+  if (locals == nullptr || locals == globals || !PyDict_CheckExact(locals)) return;
+  Py_ssize_t position = 0;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  while (PyDict_Next(locals, &position, &name, &value) != 0) {
+    if (PyUnicode_CheckExact(name)) add_local(name, value, frame);
+  }
+}
+
+#if PY_VERSION_HEX >= 0x030B0000
+using Frame = _PyInterpreterFrame;
+
+// Null for the entries that stand for C code.
+PyCodeObject* code_of(Frame* frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* code = frame->f_executable;
+#else
+  PyObject* code = reinterpret_cast<PyObject*>(frame->f_code);
+#endif
+  return code != nullptr && PyCode_Check(code) ? reinterpret_cast<PyCodeObject*>(code) : nullptr;
+}
+
+bool is_complete(Frame* frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+  if (frame->owner == FRAME_OWNED_BY_CSTACK) return false;
+#endif
+  return code_of(frame) != nullptr && !_PyFrame_IsIncomplete(frame);
+}
+
+Frame* innermost(PyThreadState* thread) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return thread->current_frame;
+#else
+  return thread->cframe == nullptr ? nullptr : thread->cframe->current_frame;
+#endif
+}
+
+Frame* caller_of(Frame* frame) {
+  return frame->previous;
+}
+
+int line_of(Frame* frame) {
+  return PyCode_Addr2Line(code_of(frame),
+                          _PyInterpreterFrame_LASTI(frame) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+}
+
+void read_variables(Frame* frame, FrameLocals& out) {
+  PyCodeObject* code = code_of(frame);
+  const char* kinds = PyBytes_AS_STRING(code->co_localspluskinds);
+  for (int i = 0; i < code->co_nlocalsplus; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
+    const bool in_cell = (kinds[i] & (CO_FAST_CELL | CO_FAST_FREE)) != 0;
+    (in_cell ? add_cell : add_local)(name, frame->localsplus[i], out);
+  }
+  if ((code->co_flags & CO_OPTIMIZED) == 0) add_namespace(frame->f_locals, frame->f_globals, out);
+}
+
+Frame* frame_of(PyObject* generator) {
+  auto* found = reinterpret_cast<PyGenObject*>(generator);
+  return found->gi_frame_state < FRAME_COMPLETED ? reinterpret_cast<Frame*>(found->gi_iframe) : nullptr;
+}
+#else
+using Frame = PyFrameObject;
+
+PyCodeObject* code_of(Frame* frame) {
+  return frame->f_code;
+}
+
+bool is_complete(Frame*) {
+  return true;
+}
+
+Frame* innermost(PyThreadState* thread) {
+  return thread->frame;
+}
+
+Frame* caller_of(Frame* frame) {
+  return frame->f_back;
+}
+
+int line_of(Frame* frame) {
+  return PyFrame_GetLineNumber(frame);
+}
+
+void read_variables(Frame* frame, FrameLocals& out) {
+  PyCodeObject* code = code_of(frame);
+  PyObject** value = frame->f_localsplus;
+  for (int i = 0; i < code->co_nlocals; ++i) add_local(PyTuple_GET_ITEM(code->co_varnames, i), *value++, out);
+  for (PyObject* names : {code->co_cellvars, code->co_freevars}) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+      add_cell(PyTuple_GET_ITEM(names, i), *value++, out);
+    }
+  }
+  if ((code->co_flags & CO_OPTIMIZED) == 0) add_namespace(frame->f_locals, frame->f_globals, out);
+}
+
+Frame* frame_of(PyObject* generator) {
+  return reinterpret_cast<PyGenObject*>(generator)->gi_frame;
+}
+#endif
+
+void read_frame(Frame* frame, FrameLocals& out) {
+  out.code = own(reinterpret_cast<PyObject*>(code_of(frame)));
+  const int line = line_of(frame);
+  out.line = line > 0 ? line : 0;
+  read_variables(frame, out);
+}
+
+}  // namespace
+
+bool find_objects(bool (*wanted)(PyTypeObject*), std::vector<PyObject*>& found) {
+  _gc_runtime_state* state = collector();
+  if (state == nullptr) return false;
+  TypeCache types(wanted);
+  find_in(&state->permanent_generation.head, types, found);
+  for (int i = NUM_GENERATIONS; i-- > 0;) find_in(&state->generations[i].head, types, found);
+  return true;
+}
+
+void read_frames(PyThreadState* thread, const CodeFilter& wanted, std::vector<FrameLocals>& frames) {
+  for (Frame* frame = innermost(thread); frame != nullptr; frame = caller_of(frame)) {
+    if (is_complete(frame) && wanted(code_of(frame))) read_frame(frame, frames.emplace_back());
+  }
+}
+
+bool read_generator(PyObject* generator, FrameLocals& frame) {
+  Frame* found = frame_of(generator);
+  if (found == nullptr) return false;
+  read_frame(found, frame);
+  return true;
+}
+
+PyObject* code_name(PyCodeObject* code) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return code->co_qualname;
+#else
+  return code->co_name;
+#endif
+}
+
+}  // namespace tensorplay::python

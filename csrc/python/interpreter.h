@@ -1,0 +1,64 @@
+// What CPython keeps to itself: the collector's lists, and the variables of executing frames.
+//
+// The only file that depends on the interpreter's internal headers, so on its minor version; a layout it does
+// not know is refused when it is used. Runs no code of the user: not a property, not a `__class__`, not a
+// finalizer. Everything here needs the GIL, and what is answered is borrowed unless said otherwise.
+#pragma once
+
+#include <Python.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace tensorplay::python {
+
+// While it lives no automatic collection starts in this interpreter.
+class CollectionPause {
+ public:
+  CollectionPause() : was_on_(PyGC_Disable() != 0) {}
+  ~CollectionPause() {
+    if (was_on_) PyGC_Enable();
+  }
+  CollectionPause(const CollectionPause&) = delete;
+  CollectionPause& operator=(const CollectionPause&) = delete;
+
+ private:
+  bool was_on_;
+};
+
+struct Release {
+  void operator()(PyObject* object) const { Py_DECREF(object); }
+};
+// One reference, given back when it goes.
+using Owned = std::unique_ptr<PyObject, Release>;
+
+// Adds every container object that the collector knows and whose type is wanted, frozen ones first, then from
+// old to young; an object that is being destroyed is left out. `wanted` is asked once for a type and must not
+// run Python. False with an exception set where the collector's lists are not found.
+bool find_objects(bool (*wanted)(PyTypeObject*), std::vector<PyObject*>& found);
+
+// What one frame holds by name.
+struct FrameLocals {
+  Owned code;
+  int line = 0;                                // 0 is unknown
+  std::vector<std::pair<Owned, Owned>> named;  // name and value; unset variables are left out
+};
+
+// Whether the frames of this code are asked for.
+using CodeFilter = std::function<bool(PyCodeObject*)>;
+
+// Adds the frames executing in a thread, innermost first. Makes no frame object and no dictionary of locals.
+// A cell gives what is in it; a class body gives its namespace; a module's names are its globals, which no
+// frame owns, and are left out. Values on a frame's evaluation stack have no name and are not seen.
+void read_frames(PyThreadState* thread, const CodeFilter& wanted, std::vector<FrameLocals>& frames);
+
+// Reads a generator, coroutine or asynchronous generator; false where it has finished. Other types:
+// undefined.
+bool read_generator(PyObject* generator, FrameLocals& frame);
+
+// The qualified name on Python 3.11 and later, before that the bare one.
+PyObject* code_name(PyCodeObject* code);
+
+}  // namespace tensorplay::python
