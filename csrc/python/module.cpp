@@ -9,6 +9,7 @@
 
 #include "../core/read.h"
 #include "../device/maps.h"
+#include "chain.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
 #include "unpack.h"
@@ -272,7 +273,8 @@ PyMODINIT_FUNC PyInit__C() {
   using namespace tensorplay::python;
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
-  if (!init_unpack() || !init_record_types(module) || !add_build_info(module)) {
+  if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
+      !add_chain_functions(module)) {
     Py_DECREF(module);
     return nullptr;
   }
