@@ -48,14 +48,14 @@ int cost_of(const ViewCall& call) {
       for (int i = 0; i < call.count; ++i) moved += call.args[i] != i ? 1 : 0;
       return moved <= 2 ? 20 : 23;
     }
-    case ViewOp::kView:
+    case ViewOp::kSqueezeAll:
       return 23;
     case ViewOp::kUnsqueeze:
     case ViewOp::kSqueeze:
     case ViewOp::kReal:
     case ViewOp::kImag:
       return 22;
-    case ViewOp::kSqueezeAll:
+    case ViewOp::kView:
     case ViewOp::kConj:
       return 24;
     case ViewOp::kExpand:
@@ -215,11 +215,7 @@ class Search {
   void add_ones(std::vector<Shape>& shapes) const;
 
   bool stopped() const { return nodes_ >= max_nodes_ || (best_cost_ != kNoCost && nodes_ >= plainer_until_); }
-  bool is_small(const View& state) const;
-  bool exhaustive(const View& state, bool needed = true);
-  bool expand_size_is_wanted(int64_t size) const {
-    return std::find(expand_sizes_.begin(), expand_sizes_.end(), size) != expand_sizes_.end();
-  }
+  bool exhaustive(bool needed = true);
   // A stride of the target in elements of the state.
   std::optional<int64_t> target_stride(const View& state, int dim) const;
 
@@ -228,9 +224,9 @@ class Search {
   int64_t target_count_ = 0;
   int target_ones_ = 0;   // dimensions of the target that a dimension of size 1 can become
   int target_units_ = 0;  // dimensions of size 1
-  bool target_small_ = false;
+  int target_zeros_ = 0;  // dimensions that an expand can make
+  bool all_small_ = false;
   Few expand_sizes_;
-  Few dtypes_;
 
   const int64_t max_nodes_;
   int64_t nodes_ = 0;
@@ -244,24 +240,30 @@ class Search {
   int64_t plainer_until_ = 0;
 };
 
+bool is_small(const View& state) {
+  int64_t count = 0;
+  return count_view(state, count) && count <= kSmallCount &&
+         std::all_of(state.sizes.begin(), state.sizes.begin() + state.dims,
+                     [](int64_t size) { return size <= kSmallSize; });
+}
+
 Search::Search(const View& base, const View& target, int64_t max_nodes)
     : base_(base), target_(target), max_nodes_(max_nodes) {
   count_view(target, target_count_);
   for (int i = 0; i < target.dims; ++i) {
     const int64_t size = target.sizes[i];
     target_units_ += size == 1 ? 1 : 0;
+    target_zeros_ += size == 0 || target.strides[i] == 0 ? 1 : 0;
     target_ones_ += size == 1 || size == 0 || target.strides[i] == 0 ? 1 : 0;
     if (size == 1 && target.strides[i] == 0) expand_sizes_.add(2);  // and cut down to one again
     if (size != 1 && (target.strides[i] == 0 || size == 0)) expand_sizes_.add(size);
   }
-  const Few stretched = expand_sizes_;
-  for (const int64_t a : stretched) {
-    for (const int64_t b : stretched) {
-      int64_t product = 0;
-      if (!__builtin_mul_overflow(a, b, &product)) expand_sizes_.add(product);
+  if (!expand_sizes_.empty()) {  // a diagonal over a stretched dimension takes its length from it
+    for (int i = 0; i < target.dims; ++i) {
+      if (target.sizes[i] > 1) expand_sizes_.add(target.sizes[i]);
     }
   }
-  target_small_ = is_small(target) && target_count_ > 0;
+  all_small_ = target_count_ > 0 && is_small(base) && is_small(target);
 }
 
 bool Search::run(int ops) {
@@ -274,16 +276,9 @@ bool Search::run(int ops) {
   return best_cost_ != kNoCost;
 }
 
-bool Search::is_small(const View& state) const {
-  int64_t count = 0;
-  return count_view(state, count) && count <= kSmallCount &&
-         std::all_of(state.sizes.begin(), state.sizes.begin() + state.dims,
-                     [](int64_t size) { return size <= kSmallSize; });
-}
-
 // Whether all arguments are to be tried; if not, that is remembered.
-bool Search::exhaustive(const View& state, bool needed) {
-  if (target_small_ && is_small(state)) return true;
+bool Search::exhaustive(bool needed) {
+  if (all_small_) return true;
   left_out_ = left_out_ || needed;
   return false;
 }
@@ -358,10 +353,9 @@ void Search::try_selects(const View& state, const Coordinates& where, int remain
       select(0);
     } else if (where.unique && where.bands[dim].exact) {
       if (where.bands[dim].first == where.bands[dim].last) select(where.bands[dim].first);
-    } else if (size <= kSmallSize) {
+    } else if (size <= kSmallSize || exhaustive()) {
       for (int64_t index = 0; index < size; ++index) select(index);
     } else {
-      exhaustive(state);
       select(0);
       const int64_t index = (target_.offset - state.offset) / std::max<int64_t>(state.strides[dim], 1);
       if (index > 0 && index < size) select(index);
@@ -422,7 +416,7 @@ void Search::try_slack(const View& state, int dim, const Band& band, int64_t ste
     if (length == (band.last - band.first) / step + 1 || (length == size && step == 1)) return;
     attempt(state, slice_call(dim, start, length, step), remaining, cost);
   };
-  if (exhaustive(state)) {
+  if (exhaustive()) {
     for (int64_t start = band.first; start >= 0; start -= step) {
       for (int64_t end = band.last + 1; end <= size; end += step) slice(start, end);
     }
@@ -464,7 +458,7 @@ void Search::try_any_slice_of(const View& state, int dim, bool empty, int remain
   };
   if (stride == 0) {
     if (size == 1 && !empty) return;
-    if (exhaustive(state, size > 2)) {
+    if (exhaustive(size > 2)) {
       for (int64_t length = empty ? 0 : 1; length < size; ++length) slice(0, length, 1);
     } else {
       if (empty) slice(0, 0, 1);
@@ -481,13 +475,11 @@ void Search::try_any_slice_of(const View& state, int dim, bool empty, int remain
     const auto wanted = target_stride(state, i);
     if (wanted && *wanted > stride && *wanted % stride == 0) steps.add(*wanted / stride);
   }
-  if (exhaustive(state)) {
-    for (int64_t step = 2; step < size; ++step) steps.add(step);
-    for (const int64_t step : steps) {
-      for (int64_t start = 0; start < size; ++start) {
-        for (int64_t length = 1; start + (length - 1) * step < size; ++length) {
-          if (step < size || length == 1) slice(start, length, step);
-        }
+  if (exhaustive()) {
+    for (int64_t start = 0; start < size; ++start) {
+      for (const int64_t step : steps) slice(start, 1, step);
+      for (int64_t step = 1; step < size - start; ++step) {
+        for (int64_t length = 2; start + (length - 1) * step < size; ++length) slice(start, length, step);
       }
     }
     return;
@@ -520,7 +512,7 @@ void Search::try_views(const View& state, int remaining, int cost) {
   std::vector<Shape> shapes;
   if (remaining == 2) {
     shapes_before_last(state, count, shapes);
-  } else if (count > 0 && exhaustive(state, count > 1)) {
+  } else if (count > 0 && exhaustive(count > 1)) {
     shapes_by_factors(state, shapes);
     add_ones(shapes);
   } else {
@@ -815,31 +807,28 @@ void Search::try_squeezes(const View& state, int remaining, int cost) {
 
 void Search::try_expands(const View& state, int remaining, int cost) {
   if (expand_sizes_.empty() && target_units_ < 2) return;
-  std::vector<Shape> shapes(1);
-  const auto extend = [&](bool keep, int64_t size, bool stretches) {
-    std::vector<Shape> longer;
-    for (const Shape& shape : shapes) {
-      if (keep) longer.push_back(shape.with(0, size));
-      if (!stretches) continue;
-      for (const int64_t wanted : expand_sizes_) longer.push_back(shape.with(0, wanted));
+  Few sizes = expand_sizes_;
+  for (int dim = 0; dim < state.dims; ++dim) {
+    if (state.strides[dim] != 0 || state.sizes[dim] < 2) continue;
+    for (const int64_t wanted : expand_sizes_) {  // which a view joins with the stretched one that is there
+      if (wanted % state.sizes[dim] == 0 && wanted > state.sizes[dim]) sizes.add(wanted / state.sizes[dim]);
     }
-    if (longer.size() > 256) {
-      longer.resize(256);
-      left_out_ = true;
+  }
+  const int front = std::min(target_.dims - state.dims + 1, kMaxViewDims - state.dims);
+  // From the last dimension on; one more than the target has may vanish in a diagonal.
+  const auto extend = [&](auto& self, const Shape& shape, int stretched) -> void {
+    if (stopped()) return;
+    const int dim = state.dims - 1 - shape.count;
+    if (dim < 0 && (stretched > 0 || shape.count > state.dims)) {
+      attempt(state, ViewCall(ViewOp::kExpand, shape.values()), remaining, cost);
     }
-    shapes.swap(longer);
+    if (shape.count >= state.dims + std::max(front, 0)) return;
+    const bool is_one = dim < 0 || state.sizes[dim] == 1;
+    if (dim >= 0 || target_units_ > 0) self(self, shape.with(0, dim < 0 ? 1 : state.sizes[dim]), stretched);
+    if (!is_one || stretched > target_zeros_) return;
+    for (const int64_t size : sizes) self(self, shape.with(0, size), stretched + 1);
   };
-  for (int dim = state.dims - 1; dim >= 0; --dim) extend(true, state.sizes[dim], state.sizes[dim] == 1);
-  std::vector<Shape> all = shapes;
-  const int most = std::min(target_.dims - state.dims + 1, kMaxViewDims - state.dims);
-  for (int front = 0; front < most; ++front) {
-    extend(target_units_ > 0, 1, true);
-    all.insert(all.end(), shapes.begin(), shapes.end());
-  }
-  const Shape same = shape_of(state);
-  for (const Shape& shape : all) {
-    if (!(shape == same)) attempt(state, ViewCall(ViewOp::kExpand, shape.values()), remaining, cost);
-  }
+  extend(extend, Shape{}, 0);
 }
 
 void Search::try_diagonals(const View& state, const Coordinates& where, int remaining, int cost) {
@@ -859,11 +848,10 @@ void Search::try_diagonals(const View& state, const Coordinates& where, int rema
         continue;
       }
       diagonal(0);
-      if (state.sizes[a] <= kSmallSize && state.sizes[b] <= kSmallSize) {
+      if ((state.sizes[a] <= kSmallSize && state.sizes[b] <= kSmallSize) || exhaustive()) {
         for (int64_t offset = 1; offset < state.sizes[b]; ++offset) diagonal(offset);
         for (int64_t offset = 1; offset < state.sizes[a]; ++offset) diagonal(-offset);
       } else {
-        exhaustive(state);
         const int64_t distance = target_.offset - state.offset;
         if (state.strides[b] > 0) diagonal(distance / state.strides[b]);
         if (state.strides[a] > 0) diagonal(-(distance / state.strides[a]));
@@ -909,12 +897,23 @@ void Search::try_unfolds(const View& state, const Coordinates& where, int remain
     if (stride == 0) {
       for (int i = 0; i < target_.dims; ++i) steps.add_between(target_.sizes[i], 1, room);
     }
-    if (remaining > 2 && exhaustive(state)) {
-      for (int64_t step = 1; step <= size; ++step) steps.add(step);
-      for (int64_t window = 0; window <= size; ++window) windows.add(window);
+    if (remaining > 2 && exhaustive()) {
+      for (int64_t window = 1; window <= size; ++window) {
+        for (int64_t step = 1; step <= size - window; ++step) unfold(window, step);
+        for (const int64_t step : steps) {
+          if (step > size - window) unfold(window, step);  // one window; of its step only the stride tells
+        }
+      }
     } else {
+      windows.add(1);     // a one to be stretched behind the others,
+      windows.add(size);  // or in the place of this dimension
       int64_t trailing = 1;
       for (int i = target_.dims - 1; i >= 0; --i) {
+        for (const int64_t step : steps) {  // the widest of as many windows, to be cut by a slice with a step
+          int64_t between = 0;
+          if (target_.sizes[i] == 0 || __builtin_mul_overflow(target_.sizes[i] - 1, step, &between)) continue;
+          windows.add_between(size - between, 1, size);
+        }
         windows.add_between(target_.sizes[i], 0, size);
         if (!__builtin_mul_overflow(trailing, target_.sizes[i], &trailing))
           windows.add_between(trailing, 0, size);
@@ -940,7 +939,6 @@ void Search::try_unfolds(const View& state, const Coordinates& where, int remain
     for (const int64_t window : windows) {
       for (const int64_t step : steps) {
         unfold(window, step);
-        if (step > size) continue;
       }
     }
   }

@@ -17,6 +17,8 @@ struct Geometry {
   std::vector<int64_t> strides;
   int64_t offset = 0;
   ElementType element;
+
+  friend bool operator==(const Geometry&, const Geometry&) = default;
 };
 
 struct ChainStep {
