@@ -57,6 +57,7 @@ def compare(a: torch.Tensor | Report, b: torch.Tensor | Report) -> Report:
     ]  # fmt: skip
     report = report_of(reads, caller, report_unused=False)
     compare_two(report)
+    report.replace_document(focus="comparison")
     return report
 
 

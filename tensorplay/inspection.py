@@ -39,6 +39,7 @@ __all__ = [
     "inspect_storage_device",
     "inspect_tensor_memory",
     "outside_compiled_code",
+    "print_report",
     "read_one",
     "report_of",
     "verify_data_ptr_consistency",
@@ -130,8 +131,8 @@ def inspect(
         compare_two(report)
     if title is not None:
         _compare_with_last(title, report, paths)
-    if not quiet and not _in_ipython():
-        _print(report)
+    if not quiet and not in_ipython():
+        print_report(report)
     return report
 
 
@@ -363,8 +364,8 @@ def read_one(x: object, call: str, calls: int) -> Read:
 def _focused(x: object, focus: str, caller: Caller) -> Report:
     reads = [read_one(x, f"inspect_{'data_ptr' if focus == 'data' else 'storage_device'}", calls=3)]
     report = report_of(reads, caller, report_unused=True, focus=focus)
-    if not _in_ipython():
-        _print(report)
+    if not in_ipython():
+        print_report(report)
     return report
 
 
@@ -473,18 +474,20 @@ def _compare_with_last(label: str, report: Report, paths: list[str]) -> None:
     report.replace_document(label=label, changes=None if last is None else tuple(changes_between(last, records)))
 
 
-def _in_ipython() -> bool:
+def in_ipython() -> bool:
+    """Tell whether a report shows itself there."""
     module = sys.modules.get("IPython")
     shell = getattr(module, "get_ipython", None)
     return shell is not None and shell() is not None
 
 
-def _print(report: Report) -> None:
-    from tensorplay.render.text import print_report
+def print_report(report: Report) -> None:
+    """Print a report to stderr; where that is not possible, warn."""
+    from tensorplay.render import text
 
     if sys.stderr is None:  # pythonw, a daemon
         return
     try:
-        print_report(report.document, sys.stderr)
+        text.print_report(report.document, sys.stderr)
     except Exception as error:  # a full disk, a closed or a foreign stream: no reason to end the program
         warnings.warn(f"tensorplay could not print to stderr: {error}", stacklevel=4)

@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tensorplay.layers import SEVERITIES, WITH_MEMORY, ArrayRecord, Change, Document, Finding, Severity, TensorRecord
+from tensorplay.layers import (
+    SEVERITIES,
+    WITH_MEMORY,
+    ArrayRecord,
+    Change,
+    Comparison,
+    Document,
+    Finding,
+    Severity,
+    TensorRecord,
+)
 from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows, checkpoint, totals
 from tensorplay.render.parts import Phrase, Table
+from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.words import bytes_text, describe, plural, shape_text
 
-__all__ = ["Diagnosis", "Layer", "Names", "Outline", "TensorPart", "claims_memory", "diagnosis", "flat", "outline"]
+__all__ = ["ChainPart", "ComparisonPart", "Diagnosis", "Layer", "Names", "Outline", "TensorPart", "claims_memory", "diagnosis", "flat", "outline"]
 
 _MOST_TREES = 3
+_PARTS = ("comparison", "chains", "sharing")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -59,6 +71,22 @@ class Diagnosis(NamedTuple):
     evidence: dict[str, Any]
 
 
+class ChainPart(NamedTuple):
+    """One view chain."""
+
+    title: Phrase
+    table: Table | None
+    """Base, steps and tensor; None where nothing is known."""
+    notes: tuple[Phrase, ...]
+
+
+class ComparisonPart(NamedTuple):
+    """Two tensors beside each other."""
+
+    verdict: Phrase
+    table: Table
+
+
 class Outline(NamedTuple):
     """A report in words, in the order in which it is read."""
 
@@ -73,6 +101,10 @@ class Outline(NamedTuple):
     """The tensors, where they are few."""
     table: Table | None
     """The tensors, where they are many."""
+    comparison: ComparisonPart | None
+    """The two tensors beside each other, where that was asked."""
+    chains: tuple[ChainPart, ...]
+    """How tensors came to be views, where that was asked."""
     checkpoint: tuple[Table | Phrase, ...]
     """Files and their tensors, in place of both, where the report is on files."""
     arrays: Table | None
@@ -154,6 +186,8 @@ class _Writer:
         if document.changes is not None:
             changes = self.changes(document.changes)
             note = self.same_addresses(document.changes)
+        elif document.focus in _PARTS:
+            pass  # the part is all that was asked for
         elif document.focus is not None:
             focus = [self.focus(record, document.focus) for record in document.records]
         elif document.files:
@@ -171,6 +205,11 @@ class _Writer:
             focus=tuple(focus),
             tensors=tuple(tensors),
             table=table,
+            comparison=None if document.comparison is None else self.comparison(document.comparison),
+            chains=tuple(
+                ChainPart(chain_title(chain), chain_table(chain), tuple(chain_notes(chain)))
+                for chain in document.chains
+            ),
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
             diagnoses=tuple(
@@ -434,6 +473,45 @@ class _Writer:
         rest = _rest(len(arrays), "array", "report.document.arrays has all")
         return Table(("array", "type", "address", "notes"), tuple(rows), rest=rest)
 
+    def comparison(self, comparison: Comparison) -> ComparisonPart:
+        by_name = {record.name: record for record in self.document.records}
+        a, b = by_name.get(comparison.a), by_name.get(comparison.b)
+        rows: list[tuple[str, str, str, str]] = []
+
+        def row(fact: str, one: str, two: str, same: bool | None) -> None:
+            rows.append((fact, one, two, {True: "same", False: "differs", None: "-"}[same]))
+
+        if a is not None and b is not None:
+            for fact, field, same in (
+                ("object", "python.address", comparison.same_object),
+                ("impl", "impl.address", comparison.same_impl),
+                ("storage", "storage.address", comparison.same_storage),
+                ("data pointer", "data.data_ptr", comparison.same_pointer),
+                ("version counter", "impl.version_counter", comparison.same_version_counter),
+            ):
+                row(fact, self.value(field, _field(a, field)), self.value(field, _field(b, field)), same)
+            for fact, field in (
+                ("version", "impl.version"), ("dtype", "impl.dtype"), ("shape", "impl.shape"),
+                ("stride", "impl.stride"), ("offset", "impl.storage_offset"), ("device", "impl.device"),
+            ):  # fmt: skip
+                one, two = _field(a, field), _field(b, field)
+                row(fact, self.value(field, one), self.value(field, two), one == two)
+            reached = [self.reached(record) for record in (a, b)]
+            row("bytes reached", *reached, reached[0] == reached[1])
+        if comparison.same_memory_order and any(c.field == "impl.stride" for c in comparison.differences):
+            rows.append(("memory order", "", "", "same: strides differ in dimensions of size 1 alone"))
+        if comparison.relation is not None:
+            shared = "" if comparison.shared_nbytes is None else f", {comparison.shared_nbytes} B in common"
+            rows.append(("overlap", "", "", f"{comparison.relation.replace('_', ' ')}{shared}"))
+        headings = ("", comparison.a, comparison.b, " ") if comparison.a != comparison.b else ("", "a", "b", " ")
+        return ComparisonPart(Phrase(comparison.verdict, "strong"), Table(headings, tuple(rows)))
+
+    def reached(self, record: TensorRecord) -> str:
+        extent = record.extent
+        if extent is None or not extent.needed_nbytes:
+            return "none"
+        return f"{extent.first_byte} to {extent.needed_nbytes - 1}"
+
     def same_addresses(self, changes: Iterable[Change]) -> str | None:
         """Say what an equal address does not prove, where one was compared and found equal."""
         other = {change.name for change in changes if change.field in ("impl.address", "record")}
@@ -488,6 +566,11 @@ class _Writer:
             yield Phrase(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", "dim")
         for unused in document.unused_ignores:
             yield Phrase(f"unused ignore[{unused.code}] at {unused.file}:{unused.line}", "attention")
+
+
+def _field(record: TensorRecord, field: str) -> Any:
+    layer, _, name = field.partition(".")
+    return getattr(getattr(record, layer), name, None)
 
 
 def claims_memory(record: TensorRecord) -> bool:

@@ -127,16 +127,28 @@ def _report(report: parts.Outline, ascii: bool) -> RenderableType:
     shown += [_tensor(tensor, ascii) for tensor in report.tensors]
     if report.table is not None:
         shown.append(_table(report.table))
+    if report.comparison is not None:
+        shown.append(_phrase(report.comparison.verdict))
+        shown.append(_table(report.comparison.table))
+    for chain in report.chains:
+        shown.append(_phrase(chain.title))
+        if chain.table is not None:
+            shown.append(_table(chain.table))
+        shown += [_phrase(note) for note in chain.notes]
     for piece in report.checkpoint:
-        shown.append(_table(piece) if isinstance(piece, Grid) else Text(piece.words, style=_STYLES[piece.tone]))
+        shown.append(_table(piece) if isinstance(piece, Grid) else _phrase(piece))
     if report.arrays is not None:
         shown.append(_table(report.arrays))
     shown += [Group("", _diagnosis(diagnosis)) for diagnosis in report.diagnoses]
     if report.more_diagnoses is not None:
         shown.append(Text(f"\n{report.more_diagnoses}", style="dim"))
     shown.append(Text.assemble(*((phrase.words, _STYLES[phrase.tone]) for phrase in report.summary)))
-    shown += [Text(remark.words, style=_STYLES[remark.tone]) for remark in report.remarks]
+    shown += [_phrase(remark) for remark in report.remarks]
     return Group(*shown)
+
+
+def _phrase(phrase: parts.Phrase) -> Text:
+    return Text(phrase.words, style=_STYLES[phrase.tone])
 
 
 def _title(tensor: parts.TensorPart) -> Text:
