@@ -229,9 +229,11 @@ class Search {
   Few expand_sizes_;
 
   const int64_t max_nodes_;
-  int64_t nodes_ = 0;
+  int64_t nodes_ = 1;
   bool left_out_ = false;
   Visited visited_;
+
+  std::array<std::vector<Shape>, kMaxChainOps + 1> shapes_;  // kept for their room, one a depth
 
   int ops_ = 0;
   std::array<ViewCall, kMaxChainOps> path_;
@@ -291,7 +293,6 @@ std::optional<int64_t> Search::target_stride(const View& state, int dim) const {
 }
 
 void Search::finish(const View& state, int cost, bool permuted) {
-  ++nodes_;
   for_last_calls(state, target_, permuted, [&](const ViewCall& call) {
     const int total = cost + cost_of(call);
     if (total >= best_cost_) return;
@@ -305,6 +306,7 @@ void Search::finish(const View& state, int cost, bool permuted) {
 // The state that a call gives, searched on. `remaining` counts the call.
 bool Search::attempt(const View& state, const ViewCall& call, int remaining, int cost) {
   if (stopped()) return false;
+  ++nodes_;
   View next;
   cost += cost_of(call);
   if (best_cost_ != kNoCost && cost + (remaining - 1) * kLeastCost >= best_cost_) return false;
@@ -320,7 +322,6 @@ bool Search::attempt(const View& state, const ViewCall& call, int remaining, int
 }
 
 void Search::visit(const View& state, int remaining, int cost, bool permuted) {
-  ++nodes_;
   if (!visited_.enter(key_of(state, permuted), remaining)) return;
   const Coordinates where = locate(target_, state);
   if (where.outside) return;
@@ -509,7 +510,8 @@ void Search::try_any_slice_of(const View& state, int dim, bool empty, int remain
 void Search::try_views(const View& state, int remaining, int cost) {
   int64_t count = 0;
   if (!count_view(state, count)) return;
-  std::vector<Shape> shapes;
+  std::vector<Shape>& shapes = shapes_[remaining];
+  shapes.clear();
   if (remaining == 2) {
     shapes_before_last(state, count, shapes);
   } else if (count > 0 && exhaustive(count > 1)) {
@@ -519,13 +521,7 @@ void Search::try_views(const View& state, int remaining, int cost) {
     shapes_by_target(state, shapes);
     add_ones(shapes);
   }
-  for (size_t i = 0; i < shapes.size() && !stopped(); ++i) {
-    if (std::find(shapes.begin(), shapes.begin() + static_cast<ptrdiff_t>(i), shapes[i]) !=
-        shapes.begin() + static_cast<ptrdiff_t>(i)) {
-      continue;
-    }
-    attempt(state, ViewCall(ViewOp::kView, shapes[i].values()), remaining, cost);
-  }
+  for (const Shape& shape : shapes) attempt(state, ViewCall(ViewOp::kView, shape.values()), remaining, cost);
 }
 
 // The shapes from which one more call can lead to the target's.
@@ -883,7 +879,7 @@ void Search::try_unfolds(const View& state, const Coordinates& where, int remain
       if (*wanted > 0 && *wanted % stride == 0) steps.add(*wanted / stride);
       for (int other = 0; other < state.dims; ++other) {
         const int64_t left = *wanted - state.strides[other];
-        if (left > 0 && left % stride == 0 && left / stride <= size) steps.add(left / stride);
+        if (left > 0 && left % stride == 0) steps.add(left / stride);
       }
     }
     const int64_t room = std::max<int64_t>(size, 1);
@@ -899,9 +895,10 @@ void Search::try_unfolds(const View& state, const Coordinates& where, int remain
     }
     if (remaining > 2 && exhaustive()) {
       for (int64_t window = 1; window <= size; ++window) {
-        for (int64_t step = 1; step <= size - window; ++step) unfold(window, step);
+        for (int64_t step = 1; step <= size - window + 1; ++step) unfold(window, step);
         for (const int64_t step : steps) {
-          if (step > size - window) unfold(window, step);  // one window; of its step only the stride tells
+          if (step > size - window + 1)
+            unfold(window, step);  // one window; only its stride tells of the step
         }
       }
     } else {
@@ -909,10 +906,12 @@ void Search::try_unfolds(const View& state, const Coordinates& where, int remain
       windows.add(size);  // or in the place of this dimension
       int64_t trailing = 1;
       for (int i = target_.dims - 1; i >= 0; --i) {
-        for (const int64_t step : steps) {  // the widest of as many windows, to be cut by a slice with a step
+        for (const int64_t step :
+             steps) {  // the widest of as many windows, for a slice with a step, and the narrowest
           int64_t between = 0;
-          if (target_.sizes[i] == 0 || __builtin_mul_overflow(target_.sizes[i] - 1, step, &between)) continue;
-          windows.add_between(size - between, 1, size);
+          if (target_.sizes[i] == 0 || __builtin_mul_overflow(target_.sizes[i], step, &between)) continue;
+          windows.add_between(size - between + step, 1, size);
+          windows.add_between(size - between + 1, 1, size);
         }
         windows.add_between(target_.sizes[i], 0, size);
         if (!__builtin_mul_overflow(trailing, target_.sizes[i], &trailing))
@@ -937,6 +936,7 @@ void Search::try_unfolds(const View& state, const Coordinates& where, int remain
       }
     }
     for (const int64_t window : windows) {
+      if (window < size) unfold(window, size - window + 1);  // one window
       for (const int64_t step : steps) {
         unfold(window, step);
       }

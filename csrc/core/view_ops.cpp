@@ -19,6 +19,17 @@ bool has_dim(const View& view, int64_t dim) {
   return dim >= 0 && dim < view.dims;
 }
 
+// A search makes millions of these; most of the room is unused.
+void copy_used(const View& from, View& to) {
+  to.dims = from.dims;
+  to.offset = from.offset;
+  to.element = from.element;
+  for (int i = 0; i < from.dims; ++i) {
+    to.sizes[i] = from.sizes[i];
+    to.strides[i] = from.strides[i];
+  }
+}
+
 void erase_dim(View& view, int64_t dim) {
   for (int64_t i = dim; i + 1 < view.dims; ++i) {
     view.sizes[i] = view.sizes[i + 1];
@@ -349,7 +360,7 @@ bool count_view(const View& view, int64_t& count) {
 bool apply(const View& from, const ViewCall& call, View& to) {
   const auto& args = call.args;
   const std::span<const int64_t> values = call.values();
-  to = from;
+  copy_used(from, to);
   switch (call.op) {
     case ViewOp::kSelect:
       return select(to, args[0], args[1]);

@@ -327,7 +327,7 @@ class BruteForce {
       }
       if (size == 1) take(dropped(state, d));
       for (int64_t window = 1; window <= size; ++window) {
-        for (int64_t step = 1; step == 1 || step <= size - window; ++step) {
+        for (int64_t step = 1; step <= size - window + 1; ++step) {
           Wide made = state;
           made.sizes[d] = (size - window) / step + 1;
           made.strides[d] *= step;
