@@ -47,6 +47,16 @@ class Bitmap {
                            [](int64_t sum, uint64_t word) { return sum + std::popcount(word); });
   }
 
+  // Every unbroken run of bits that are set, as begin and end.
+  template <class Visit>
+  void for_each_run(Visit visit) const {
+    for (int64_t begin = next(0, true); begin < end();) {
+      const int64_t after = next(begin, false);
+      visit(begin, after);
+      begin = next(after, true);
+    }
+  }
+
   // Number of i with bit i set in `other` and bit i + at set here; at >= 0.
   int64_t count_common(const Bitmap& other, int64_t at) const {
     const auto whole = static_cast<size_t>(at / 64);
@@ -61,6 +71,19 @@ class Bitmap {
   }
 
  private:
+  int64_t end() const { return static_cast<int64_t>(words_.size()) * 64; }
+
+  // The first bit at or after `from` that is, or is not, set; end() where there is none.
+  int64_t next(int64_t from, bool set) const {
+    while (from < end()) {
+      const uint64_t word = words_[static_cast<size_t>(from / 64)];
+      const uint64_t wanted = (set ? word : ~word) >> (from % 64);
+      if (wanted != 0) return from + std::countr_zero(wanted);
+      from += 64 - from % 64;
+    }
+    return end();
+  }
+
   // From the top down, so that every source word is still the old one.
   void or_shifted(int64_t distance) {
     const auto whole = static_cast<size_t>(distance / 64);

@@ -19,22 +19,6 @@ constexpr int64_t kMostWords = int64_t{1} << 25;  // of bitmaps, written
 constexpr int64_t kMostRowParts = 1 << 15;  // parts of a row, summed over the rows where one begins or ends
 constexpr size_t kMostTrimmed = 64;  // sets that one set may leave when it is cut at the storage's ends
 
-struct Run {
-  int64_t begin;
-  int64_t end;
-};
-
-int64_t length_of(const std::vector<Run>& sorted) {
-  int64_t length = 0;
-  int64_t end = std::numeric_limits<int64_t>::min();
-  for (const Run& run : sorted) {
-    if (run.end <= end) continue;
-    length += run.end - std::max(end, run.begin);
-    end = run.end;
-  }
-  return length;
-}
-
 ByteSet one_run(int64_t begin, int64_t end) {
   ByteSet set;
   set.base = begin;
@@ -49,34 +33,6 @@ ByteSet inner_of(const ByteSet& set) {
   inner.extent -= (set.steps.back().count - 1) * set.steps.back().stride;
   inner.steps.resize(set.steps.size() - 1);
   return inner;
-}
-
-int64_t number_of_runs(const ByteSet& set) {
-  int64_t runs = 1;
-  for (const Step& step : set.steps) {
-    if (step.stride != 1 && __builtin_mul_overflow(runs, step.count, &runs)) {
-      return std::numeric_limits<int64_t>::max();
-    }
-  }
-  return runs;
-}
-
-template <class Visit>
-void for_each_run(const ByteSet& set, Visit visit) {
-  const size_t first = !set.steps.empty() && set.steps[0].stride == 1 ? 1 : 0;
-  std::array<int64_t, kMaxSteps> index{};
-  int64_t begin = set.base;
-  for (;;) {
-    visit(Run{begin, begin + set.run()});
-    size_t at = first;
-    for (; at < set.steps.size() && index[at] + 1 == set.steps[at].count; ++at) {
-      begin -= index[at] * set.steps[at].stride;
-      index[at] = 0;
-    }
-    if (at == set.steps.size()) return;
-    ++index[at];
-    begin += set.steps[at].stride;
-  }
 }
 
 bool before(const ByteSet& a, const ByteSet& b) {
@@ -219,7 +175,7 @@ int64_t Coverer::by_runs(const Sets& sets, int64_t runs) {
   std::vector<Run> all;
   all.reserve(static_cast<size_t>(runs));
   for (const ByteSet& set : sets) for_each_run(set, [&](const Run& run) { all.push_back(run); });
-  std::sort(all.begin(), all.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
+  merge_runs(all);
   return length_of(all);
 }
 
@@ -354,7 +310,7 @@ std::optional<int64_t> Coverer::by_bitmap(const Sets& sets) {
     last = std::max(last, set.last());
   }
   const int64_t units = (last - sets[0].base + 1) / unit;
-  if (units > budget_.bitmap_units * 4) return std::nullopt;
+  if (units > budget_.bitmap_units * 2) return std::nullopt;
 
   // Run after run, or doubled in a bitmap of its own.
   const auto doubling = [&](const ByteSet& set) {

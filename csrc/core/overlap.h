@@ -16,8 +16,8 @@ namespace tensorplay {
 // What one answer may cost. The defaults keep the worst overlap() within tens of milliseconds.
 struct Budget {
   int64_t nodes = int64_t{1} << 17;         // of the search for common positions
-  int64_t bitmap_units = int64_t{1} << 24;  // that a bitmap may have: a bit each
-  int64_t runs = int64_t{1} << 18;          // that coverage() may list
+  int64_t bitmap_units = int64_t{1} << 25;  // that a bitmap may have: a bit each
+  int64_t runs = int64_t{1} << 18;          // that may be listed
 };
 
 enum class Relation : uint8_t {
