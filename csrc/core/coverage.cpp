@@ -142,6 +142,25 @@ CountBounds Coverer::reach(Sets sets) {
   return sum;
 }
 
+// The most that sets reach together of which no two hulls meet: a choice of intervals by weight.
+int64_t most_apart(const Sets& sets) {
+  struct Hull {
+    int64_t base;
+    int64_t last;
+    int64_t bytes;
+  };
+  std::vector<Hull> hulls;
+  for (const ByteSet& set : sets) hulls.push_back({set.base, set.last(), count_bytes(set).least});
+  std::sort(hulls.begin(), hulls.end(), [](const Hull& a, const Hull& b) { return a.last < b.last; });
+  std::vector<int64_t> best{0};  // of the first i hulls
+  for (const Hull& hull : hulls) {
+    const auto before = std::partition_point(hulls.begin(), hulls.end(),
+                                             [&](const Hull& other) { return other.last < hull.base; });
+    best.push_back(std::max(best.back(), hull.bytes + best[static_cast<size_t>(before - hulls.begin())]));
+  }
+  return best.back();
+}
+
 CountBounds Coverer::reach_component(const Sets& sets) {
   CountBounds bounds{0, 0};
   int64_t last = 0;
@@ -167,6 +186,7 @@ CountBounds Coverer::reach_component(const Sets& sets) {
   if (const auto found = by_pairs(sets)) return exact(*found);
   if (runs <= runs_) return exact(by_runs(sets, runs));
   if (const auto found = by_bitmap(sets)) return exact(*found);
+  bounds.least = std::max(bounds.least, most_apart(sets));
   return bounds;
 }
 
@@ -310,13 +330,17 @@ std::optional<int64_t> Coverer::by_bitmap(const Sets& sets) {
     last = std::max(last, set.last());
   }
   const int64_t units = (last - sets[0].base + 1) / unit;
-  if (units > budget_.bitmap_units * 2) return std::nullopt;
+  if (units > budget_.bitmap_units * 4) return std::nullopt;
 
   // Run after run, or doubled in a bitmap of its own.
   const auto doubling = [&](const ByteSet& set) {
-    int64_t passes = 2;
-    for (const Step& step : set.steps) passes += std::bit_width(static_cast<uint64_t>(step.count));
-    return ((set.extent + 1) / unit / 64 + 1) * passes;
+    int64_t words = 0;
+    int64_t extent = 0;
+    for (const Step& step : set.steps) {
+      extent += (step.count - 1) * step.stride;
+      words += 2 * (extent / unit / 64 + 1) + std::bit_width(static_cast<uint64_t>(step.count));
+    }
+    return 2 * words;
   };
   const auto listing = [&](const ByteSet& set) {
     int64_t words = 0;
