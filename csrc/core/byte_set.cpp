@@ -172,7 +172,7 @@ std::vector<ByteSet> split_nested(const ByteSet& set, size_t most) {
 }
 
 CountBounds count_bytes(const ByteSet& set) {
-  constexpr size_t kMostPieces = 256;
+  constexpr size_t kMostPieces = 64;
   if (set.empty) return {};
   CountBounds bounds;
   const std::vector<ByteSet> pieces = split_nested(set, kMostPieces);

@@ -14,6 +14,7 @@ namespace {
 using Sets = std::vector<ByteSet>;
 
 constexpr size_t kMostPairwise = 16;              // sets that are compared two by two
+constexpr int64_t kNodesOfPair = 8;               // what a pair in closed form is held to cost
 constexpr int64_t kFewRuns = 4096;                // always listed
 constexpr int64_t kMostWords = int64_t{1} << 25;  // of bitmaps, written
 constexpr int64_t kMostRowParts = 1 << 15;  // parts of a row, summed over the rows where one begins or ends
@@ -281,7 +282,7 @@ std::optional<CountBounds> Coverer::by_rows(const Sets& sets) {
 // What lies within another set is dropped. Of the rest, no three meet in one byte where no three meet two by
 // two: then the sum of all less what pairs share is exact.
 std::optional<int64_t> Coverer::by_pairs(const Sets& sets) {
-  if (sets.size() > kMostPairwise) return std::nullopt;
+  if (sets.size() > kMostPairwise || nodes_ == 0) return std::nullopt;
   Sets kept;
   for (const ByteSet& set : sets) {
     if (split_nested(set, kMostPairwise).empty()) return std::nullopt;
@@ -294,7 +295,7 @@ std::optional<int64_t> Coverer::by_pairs(const Sets& sets) {
       budget.nodes = nodes_;
       budget.bitmap_units = 0;
       const OverlapAnswer answer = overlap(kept[i], kept[j], budget);
-      nodes_ = std::max<int64_t>(nodes_ - answer.nodes, 0);
+      nodes_ = std::max<int64_t>(nodes_ - answer.nodes - kNodesOfPair, 0);
       if (!answer.shared_bytes) return std::nullopt;
       shared[i][j] = shared[j][i] = *answer.shared_bytes;
     }
@@ -370,7 +371,7 @@ std::optional<int64_t> Coverer::by_bitmap(const Sets& sets) {
 // What regions reach of [0, storage_nbytes); the regions that are too hard to cut at its ends stay out.
 struct Trimmed {
   Sets sets;
-  CountBounds others;
+  CountBounds left_out;
   int64_t runs = 4 * kFewRuns;  // that may become sets of their own
 };
 
@@ -389,7 +390,7 @@ bool trim_runs(const ByteSet& set, int64_t end, Trimmed& into) {
 void trim_region(const Region& region, int64_t storage_nbytes, Trimmed& into) {
   const std::optional<ByteSet> set = normal_form(region);
   if (!set) {
-    into.others.most = storage_nbytes;
+    into.left_out.most = storage_nbytes;
     return;
   }
   if (set->empty) return;
@@ -405,7 +406,7 @@ void trim_region(const Region& region, int64_t storage_nbytes, Trimmed& into) {
     into.sets.insert(into.sets.end(), parts.begin(), parts.end());
   } else if (!trim_runs(*set, storage_nbytes, into)) {
     const int64_t most = std::min(set->last() + 1, storage_nbytes) - std::max<int64_t>(set->base, 0);
-    into.others.most = std::min(storage_nbytes, into.others.most + std::max<int64_t>(most, 0));
+    into.left_out.most = std::min(storage_nbytes, into.left_out.most + std::max<int64_t>(most, 0));
   }
 }
 
@@ -416,14 +417,14 @@ CoverageAnswer coverage(std::span<const Region> regions, int64_t storage_nbytes,
   Trimmed trimmed;
   for (const Region& region : regions) trim_region(region, storage_nbytes, trimmed);
   const CountBounds found = Coverer(budget).reach(std::move(trimmed.sets));
-  return {found.least, std::min(storage_nbytes, found.most + trimmed.others.most)};
+  return {found.least, std::min(storage_nbytes, found.most + trimmed.left_out.most)};
 }
 
 std::optional<int64_t> exclusive_bytes(std::span<const Region> regions, size_t index, int64_t storage_nbytes,
                                        const Budget& budget) {
   Trimmed own;
   if (storage_nbytes > 0) trim_region(regions[index], storage_nbytes, own);
-  if (own.others.most != 0) return std::nullopt;
+  if (own.left_out.most != 0) return std::nullopt;
   if (own.sets.empty()) return 0;
   int64_t base = storage_nbytes;
   int64_t last = 0;
@@ -436,7 +437,7 @@ std::optional<int64_t> exclusive_bytes(std::span<const Region> regions, size_t i
   for (size_t i = 0; i < regions.size(); ++i) {
     if (i != index) trim_region(regions[i], storage_nbytes, others);
   }
-  if (others.others.most != 0) return std::nullopt;
+  if (others.left_out.most != 0) return std::nullopt;
   std::erase_if(others.sets, [&](const ByteSet& set) { return set.last() < base || set.base > last; });
   const CountBounds without = Coverer(budget).reach(others.sets);
   others.sets.insert(others.sets.end(), own.sets.begin(), own.sets.end());

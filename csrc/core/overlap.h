@@ -2,7 +2,7 @@
 //
 // Pure integers: no torch, no Python, no I/O. Answers are exact or absent, never estimated; all work is
 // bounded by a Budget and does not grow with the number of elements where sizes and strides have the order
-// that views give them. Nothing is written in a region; the sets of bytes are compared, whatever the types.
+// that views give them. Only which bytes are reached is compared: the types may differ.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ struct CoverageAnswer {
 CoverageAnswer coverage(std::span<const Region> regions, int64_t storage_nbytes, const Budget& budget = {});
 
 // The bytes of [0, storage_nbytes) that regions[index] reaches and no other region does. Two regions that
-// reach the same bytes leave each other none.
+// reach the same bytes leave each other none. index < regions.size().
 std::optional<int64_t> exclusive_bytes(std::span<const Region> regions, size_t index, int64_t storage_nbytes,
                                        const Budget& budget = {});
 
