@@ -101,38 +101,35 @@ ByteSet divided(const ByteSet& set, int64_t base, int64_t unit);
 // A bit for each position from base to last().
 Bitmap drawn(const ByteSet& set);
 
-// Whether sum(count_i * stride_i) meets between two sets: the number of pairs (element of a, element of b) at
-// one position. For nested sets that is the number of positions in common.
-class Meetings {
- public:
-  Meetings(const ByteSet& a, const ByteSet& b);
-
-  // Absent where more than `nodes` nodes would be visited; what was visited is taken off.
-  std::optional<int64_t> count(int64_t& nodes);
-  // Whether there is any. For all sets, nested or not.
-  std::optional<bool> any(int64_t& nodes);
-
- private:
-  int64_t solve(size_t first, size_t last, int64_t target);
-  int64_t solve_two(size_t first, int64_t target);
-  int64_t solve_strip(size_t first, int64_t target) const;
-  bool is_strip(size_t first, size_t last);
-  void estimate();
-  int64_t reach(size_t first, size_t last) const { return reach_[last] - reach_[first]; }
-  int64_t& unit(size_t first, size_t last) { return units_[first * kMaxTerms + last - 1]; }
-  double& cost(size_t first, size_t last) { return costs_[first * kMaxTerms + last - 1]; }
-
-  static constexpr size_t kMaxTerms = 2 * kMaxSteps;
-  std::array<Step, kMaxTerms> terms_;                 // of both sets, by falling stride
-  std::array<int64_t, kMaxTerms + 1> reach_;          // sums of (count - 1) * stride of the terms before
-  std::array<int64_t, kMaxTerms> inverse_;            // of one term modulo the next one; -1: not asked yet
-  std::array<int64_t, kMaxTerms * kMaxTerms> units_;  // greatest common divisors of strides first..last
-  // Nodes that terms first..last take, by a rough estimate.
-  std::array<double, kMaxTerms * kMaxTerms> costs_;
-  size_t size_ = 0;
-  int64_t target_ = 0;
-  bool only_any_ = false;
-  int64_t nodes_ = 0;
+// Bytes begin..end-1.
+struct Run {
+  int64_t begin;
+  int64_t end;
 };
+
+int64_t number_of_runs(const ByteSet& set);  // as for_each_run() lists them; at most the largest number
+
+// Every run() of the set, smallest steps first. Only those of a nested set have no common byte.
+template <class Visit>
+void for_each_run(const ByteSet& set, Visit visit) {
+  const size_t first = !set.steps.empty() && set.steps[0].stride == 1 ? 1 : 0;
+  std::array<int64_t, kMaxSteps> index{};
+  int64_t begin = set.base;
+  for (;;) {
+    visit(Run{begin, begin + set.run()});
+    size_t at = first;
+    for (; at < set.steps.size() && index[at] + 1 == set.steps[at].count; ++at) {
+      begin -= index[at] * set.steps[at].stride;
+      index[at] = 0;
+    }
+    if (at == set.steps.size()) return;
+    ++index[at];
+    begin += set.steps[at].stride;
+  }
+}
+
+// Sorted, and those that touch made one.
+void merge_runs(std::vector<Run>& runs);
+int64_t length_of(const std::vector<Run>& merged);
 
 }  // namespace tensorplay

@@ -14,26 +14,11 @@ namespace {
 using Sets = std::vector<ByteSet>;
 
 constexpr size_t kMostPairwise = 16;              // sets that are compared two by two
+constexpr int64_t kNodesOfPair = 8;               // what a pair in closed form is held to cost
 constexpr int64_t kFewRuns = 4096;                // always listed
 constexpr int64_t kMostWords = int64_t{1} << 25;  // of bitmaps, written
 constexpr int64_t kMostRowParts = 1 << 15;  // parts of a row, summed over the rows where one begins or ends
 constexpr size_t kMostTrimmed = 64;  // sets that one set may leave when it is cut at the storage's ends
-
-struct Run {
-  int64_t begin;
-  int64_t end;
-};
-
-int64_t length_of(const std::vector<Run>& sorted) {
-  int64_t length = 0;
-  int64_t end = std::numeric_limits<int64_t>::min();
-  for (const Run& run : sorted) {
-    if (run.end <= end) continue;
-    length += run.end - std::max(end, run.begin);
-    end = run.end;
-  }
-  return length;
-}
 
 ByteSet one_run(int64_t begin, int64_t end) {
   ByteSet set;
@@ -49,34 +34,6 @@ ByteSet inner_of(const ByteSet& set) {
   inner.extent -= (set.steps.back().count - 1) * set.steps.back().stride;
   inner.steps.resize(set.steps.size() - 1);
   return inner;
-}
-
-int64_t number_of_runs(const ByteSet& set) {
-  int64_t runs = 1;
-  for (const Step& step : set.steps) {
-    if (step.stride != 1 && __builtin_mul_overflow(runs, step.count, &runs)) {
-      return std::numeric_limits<int64_t>::max();
-    }
-  }
-  return runs;
-}
-
-template <class Visit>
-void for_each_run(const ByteSet& set, Visit visit) {
-  const size_t first = !set.steps.empty() && set.steps[0].stride == 1 ? 1 : 0;
-  std::array<int64_t, kMaxSteps> index{};
-  int64_t begin = set.base;
-  for (;;) {
-    visit(Run{begin, begin + set.run()});
-    size_t at = first;
-    for (; at < set.steps.size() && index[at] + 1 == set.steps[at].count; ++at) {
-      begin -= index[at] * set.steps[at].stride;
-      index[at] = 0;
-    }
-    if (at == set.steps.size()) return;
-    ++index[at];
-    begin += set.steps[at].stride;
-  }
 }
 
 bool before(const ByteSet& a, const ByteSet& b) {
@@ -186,6 +143,25 @@ CountBounds Coverer::reach(Sets sets) {
   return sum;
 }
 
+// The most that sets reach together of which no two hulls meet: a choice of intervals by weight.
+int64_t most_apart(const Sets& sets) {
+  struct Hull {
+    int64_t base;
+    int64_t last;
+    int64_t bytes;
+  };
+  std::vector<Hull> hulls;
+  for (const ByteSet& set : sets) hulls.push_back({set.base, set.last(), count_bytes(set).least});
+  std::sort(hulls.begin(), hulls.end(), [](const Hull& a, const Hull& b) { return a.last < b.last; });
+  std::vector<int64_t> best{0};  // of the first i hulls
+  for (const Hull& hull : hulls) {
+    const auto before = std::partition_point(hulls.begin(), hulls.end(),
+                                             [&](const Hull& other) { return other.last < hull.base; });
+    best.push_back(std::max(best.back(), hull.bytes + best[static_cast<size_t>(before - hulls.begin())]));
+  }
+  return best.back();
+}
+
 CountBounds Coverer::reach_component(const Sets& sets) {
   CountBounds bounds{0, 0};
   int64_t last = 0;
@@ -211,6 +187,7 @@ CountBounds Coverer::reach_component(const Sets& sets) {
   if (const auto found = by_pairs(sets)) return exact(*found);
   if (runs <= runs_) return exact(by_runs(sets, runs));
   if (const auto found = by_bitmap(sets)) return exact(*found);
+  bounds.least = std::max(bounds.least, most_apart(sets));
   return bounds;
 }
 
@@ -219,7 +196,7 @@ int64_t Coverer::by_runs(const Sets& sets, int64_t runs) {
   std::vector<Run> all;
   all.reserve(static_cast<size_t>(runs));
   for (const ByteSet& set : sets) for_each_run(set, [&](const Run& run) { all.push_back(run); });
-  std::sort(all.begin(), all.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
+  merge_runs(all);
   return length_of(all);
 }
 
@@ -305,7 +282,7 @@ std::optional<CountBounds> Coverer::by_rows(const Sets& sets) {
 // What lies within another set is dropped. Of the rest, no three meet in one byte where no three meet two by
 // two: then the sum of all less what pairs share is exact.
 std::optional<int64_t> Coverer::by_pairs(const Sets& sets) {
-  if (sets.size() > kMostPairwise) return std::nullopt;
+  if (sets.size() > kMostPairwise || nodes_ == 0) return std::nullopt;
   Sets kept;
   for (const ByteSet& set : sets) {
     if (split_nested(set, kMostPairwise).empty()) return std::nullopt;
@@ -318,7 +295,7 @@ std::optional<int64_t> Coverer::by_pairs(const Sets& sets) {
       budget.nodes = nodes_;
       budget.bitmap_units = 0;
       const OverlapAnswer answer = overlap(kept[i], kept[j], budget);
-      nodes_ = std::max<int64_t>(nodes_ - answer.nodes, 0);
+      nodes_ = std::max<int64_t>(nodes_ - answer.nodes - kNodesOfPair, 0);
       if (!answer.shared_bytes) return std::nullopt;
       shared[i][j] = shared[j][i] = *answer.shared_bytes;
     }
@@ -358,9 +335,13 @@ std::optional<int64_t> Coverer::by_bitmap(const Sets& sets) {
 
   // Run after run, or doubled in a bitmap of its own.
   const auto doubling = [&](const ByteSet& set) {
-    int64_t passes = 2;
-    for (const Step& step : set.steps) passes += std::bit_width(static_cast<uint64_t>(step.count));
-    return ((set.extent + 1) / unit / 64 + 1) * passes;
+    int64_t words = 0;
+    int64_t extent = 0;
+    for (const Step& step : set.steps) {
+      extent += (step.count - 1) * step.stride;
+      words += 2 * (extent / unit / 64 + 1) + std::bit_width(static_cast<uint64_t>(step.count));
+    }
+    return 2 * words;
   };
   const auto listing = [&](const ByteSet& set) {
     int64_t words = 0;
@@ -390,7 +371,7 @@ std::optional<int64_t> Coverer::by_bitmap(const Sets& sets) {
 // What regions reach of [0, storage_nbytes); the regions that are too hard to cut at its ends stay out.
 struct Trimmed {
   Sets sets;
-  CountBounds others;
+  CountBounds left_out;
   int64_t runs = 4 * kFewRuns;  // that may become sets of their own
 };
 
@@ -409,7 +390,7 @@ bool trim_runs(const ByteSet& set, int64_t end, Trimmed& into) {
 void trim_region(const Region& region, int64_t storage_nbytes, Trimmed& into) {
   const std::optional<ByteSet> set = normal_form(region);
   if (!set) {
-    into.others.most = storage_nbytes;
+    into.left_out.most = storage_nbytes;
     return;
   }
   if (set->empty) return;
@@ -425,7 +406,7 @@ void trim_region(const Region& region, int64_t storage_nbytes, Trimmed& into) {
     into.sets.insert(into.sets.end(), parts.begin(), parts.end());
   } else if (!trim_runs(*set, storage_nbytes, into)) {
     const int64_t most = std::min(set->last() + 1, storage_nbytes) - std::max<int64_t>(set->base, 0);
-    into.others.most = std::min(storage_nbytes, into.others.most + std::max<int64_t>(most, 0));
+    into.left_out.most = std::min(storage_nbytes, into.left_out.most + std::max<int64_t>(most, 0));
   }
 }
 
@@ -436,14 +417,14 @@ CoverageAnswer coverage(std::span<const Region> regions, int64_t storage_nbytes,
   Trimmed trimmed;
   for (const Region& region : regions) trim_region(region, storage_nbytes, trimmed);
   const CountBounds found = Coverer(budget).reach(std::move(trimmed.sets));
-  return {found.least, std::min(storage_nbytes, found.most + trimmed.others.most)};
+  return {found.least, std::min(storage_nbytes, found.most + trimmed.left_out.most)};
 }
 
 std::optional<int64_t> exclusive_bytes(std::span<const Region> regions, size_t index, int64_t storage_nbytes,
                                        const Budget& budget) {
   Trimmed own;
   if (storage_nbytes > 0) trim_region(regions[index], storage_nbytes, own);
-  if (own.others.most != 0) return std::nullopt;
+  if (own.left_out.most != 0) return std::nullopt;
   if (own.sets.empty()) return 0;
   int64_t base = storage_nbytes;
   int64_t last = 0;
@@ -456,7 +437,7 @@ std::optional<int64_t> exclusive_bytes(std::span<const Region> regions, size_t i
   for (size_t i = 0; i < regions.size(); ++i) {
     if (i != index) trim_region(regions[i], storage_nbytes, others);
   }
-  if (others.others.most != 0) return std::nullopt;
+  if (others.left_out.most != 0) return std::nullopt;
   std::erase_if(others.sets, [&](const ByteSet& set) { return set.last() < base || set.base > last; });
   const CountBounds without = Coverer(budget).reach(others.sets);
   others.sets.insert(others.sets.end(), own.sets.begin(), own.sets.end());

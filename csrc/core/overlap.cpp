@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
+
+#include "meetings.h"
 
 namespace tensorplay {
 namespace {
@@ -23,6 +26,12 @@ void thin(ByteSet& set, int64_t unit) {
 
 bool hulls_meet(const ByteSet& a, const ByteSet& b) {
   return a.base <= b.last() && b.base <= a.last();
+}
+
+// Told by the ends alone: all of `inner` and more.
+bool lies_within(const ByteSet& inner, const ByteSet& outer) {
+  return outer.is_one_run() && outer.base <= inner.base && inner.last() <= outer.last() &&
+         inner.extent < outer.extent;
 }
 
 std::optional<int64_t> count_common(const ByteSet& a, const ByteSet& b, int64_t& nodes) {
@@ -55,6 +64,40 @@ std::optional<Counts> count_by_pieces(const ByteSet& a, const ByteSet& b, int64_
       if (!shared) return std::nullopt;
       counts.shared += *shared;
     }
+  }
+  return counts;
+}
+
+// Its runs one by one, from a list or from a bitmap; none where there are too many.
+std::vector<Run> runs_of(const ByteSet& set, const Budget& budget, OverlapAnswer& answer) {
+  std::vector<Run> runs;
+  if (number_of_runs(set) <= budget.runs / 16) {
+    runs.reserve(static_cast<size_t>(number_of_runs(set)));
+    for_each_run(set, [&](const Run& run) { runs.push_back(run); });
+    merge_runs(runs);
+  } else if (set.extent < budget.bitmap_units) {
+    answer.bitmap_units += set.extent + 1;
+    drawn(set).for_each_run([&](int64_t begin, int64_t end) {
+      if (static_cast<int64_t>(runs.size()) <= budget.runs)
+        runs.push_back({set.base + begin, set.base + end});
+    });
+  }
+  if (static_cast<int64_t>(runs.size()) > budget.runs) runs.clear();
+  return runs;
+}
+
+// `listed` run by run, each in closed form with what the other one splits into.
+std::optional<Counts> count_by_runs(const ByteSet& split, const ByteSet& listed, const Budget& budget,
+                                    OverlapAnswer& answer) {
+  const std::vector<ByteSet> pieces = split_nested(split, kMostPieces);
+  if (pieces.empty()) return std::nullopt;
+  const std::vector<Run> runs = runs_of(listed, budget, answer);
+  if (runs.empty() || static_cast<int64_t>(runs.size() * pieces.size()) > budget.runs) return std::nullopt;
+  Counts counts;
+  counts.second = length_of(runs);
+  for (const ByteSet& piece : pieces) {
+    counts.first += count_nested(piece);
+    for (const Run& run : runs) counts.shared += count_below(piece, run.end) - count_below(piece, run.begin);
   }
   return counts;
 }
@@ -134,6 +177,23 @@ OverlapAnswer overlap(const ByteSet& a, const ByteSet& b, const Budget& budget) 
   if (std::max(first.extent, second.extent) < budget.bitmap_units) {
     answer.bitmap_units = first.extent + second.extent + 2;
     relate(count_by_bitmap(first, second), unit, answer);
+    return answer;
+  }
+  if (const std::optional<Counts> counts = count_by_runs(first, second, budget, answer)) {
+    relate(*counts, unit, answer);
+    return answer;
+  }
+  if (std::optional<Counts> counts = count_by_runs(second, first, budget, answer)) {
+    std::swap(counts->first, counts->second);
+    relate(*counts, unit, answer);
+    return answer;
+  }
+  if (lies_within(first, second)) {
+    answer.relation = Relation::kFirstInSecond;
+    return answer;
+  }
+  if (lies_within(second, first)) {
+    answer.relation = Relation::kSecondInFirst;
     return answer;
   }
   nodes = budget.nodes;

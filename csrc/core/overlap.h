@@ -2,7 +2,7 @@
 //
 // Pure integers: no torch, no Python, no I/O. Answers are exact or absent, never estimated; all work is
 // bounded by a Budget and does not grow with the number of elements where sizes and strides have the order
-// that views give them. Nothing is written in a region; the sets of bytes are compared, whatever the types.
+// that views give them. Only which bytes are reached is compared: the types may differ.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace tensorplay {
 // What one answer may cost. The defaults keep the worst overlap() within tens of milliseconds.
 struct Budget {
   int64_t nodes = int64_t{1} << 17;         // of the search for common positions
-  int64_t bitmap_units = int64_t{1} << 24;  // that a bitmap may have: a bit each
-  int64_t runs = int64_t{1} << 18;          // that coverage() may list
+  int64_t bitmap_units = int64_t{1} << 25;  // that a bitmap may have: a bit each
+  int64_t runs = int64_t{1} << 18;          // that may be listed
 };
 
 enum class Relation : uint8_t {
@@ -54,7 +54,7 @@ struct CoverageAnswer {
 CoverageAnswer coverage(std::span<const Region> regions, int64_t storage_nbytes, const Budget& budget = {});
 
 // The bytes of [0, storage_nbytes) that regions[index] reaches and no other region does. Two regions that
-// reach the same bytes leave each other none.
+// reach the same bytes leave each other none. index < regions.size().
 std::optional<int64_t> exclusive_bytes(std::span<const Region> regions, size_t index, int64_t storage_nbytes,
                                        const Budget& budget = {});
 

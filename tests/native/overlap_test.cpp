@@ -59,7 +59,8 @@ std::optional<int64_t> exclusive(const std::vector<View>& views, size_t index, i
   return exclusive_bytes(regions_of(views), index, nbytes, budget);
 }
 
-constexpr Budget kNoBitmap{int64_t{1} << 17, 0, int64_t{1} << 18};
+// Closed forms and the search alone.
+constexpr Budget kNoBitmap{int64_t{1} << 17, 0, 0};
 
 std::string text(const OverlapAnswer& answer) {
   return std::string(relation_name(answer.relation)) + " " +
@@ -114,15 +115,21 @@ void check(const View& a, const View& b, Tally& tally) {
     ASSERT_EQ(text(bare), expected) << a << "\n" << b;
   } else if (bare.relation == Relation::kOverlapping) {
     ASSERT_FALSE(disjoint) << a << "\n" << b;
+  } else if (bare.relation == Relation::kFirstInSecond || bare.relation == Relation::kSecondInFirst) {
+    ASSERT_EQ(expected.find(relation_name(bare.relation)), size_t{0}) << a << "\n" << b;
   } else if (bare.relation == Relation::kIdentical) {
     ASSERT_EQ(of_a, of_b) << a << "\n" << b;
   } else {
     ASSERT_EQ(bare.relation, Relation::kTooHard) << a << "\n" << b;
   }
-  // Starved, it may know less, but nothing else.
-  const OverlapAnswer starved = compare(a, b, {3, 0, 0});
-  ASSERT_TRUE(!starved.shared_bytes || text(starved) == expected) << a << "\n" << b;
-  ASSERT_TRUE(starved.relation != Relation::kOverlapping || !disjoint) << a << "\n" << b;
+  // Starved in several ways, it may know less, but nothing else: by runs listed, by runs of a bitmap, by a
+  // bitmap too small for most, by a few nodes.
+  for (const Budget& budget :
+       {Budget{0, 0, 1 << 18}, Budget{0, 200, 64}, Budget{0, 60, 0}, Budget{3, 0, 0}}) {
+    const OverlapAnswer starved = compare(a, b, budget);
+    ASSERT_TRUE(!starved.shared_bytes || text(starved) == expected) << a << "\n" << b;
+    ASSERT_TRUE(starved.relation != Relation::kOverlapping || !disjoint) << a << "\n" << b;
+  }
 
   ++tally.cases;
   tally.meet += !disjoint;
@@ -417,7 +424,7 @@ TEST(Overlap, work_is_bounded_for_hostile_strides) {
     }
     const OverlapAnswer answer = compare(pair[0], pair[1], budget);
     ASSERT_LE(answer.nodes, 2 * budget.nodes);
-    ASSERT_LE(answer.bitmap_units, 2 * budget.bitmap_units);
+    ASSERT_LE(answer.bitmap_units, 4 * budget.bitmap_units);
     too_hard += answer.relation == Relation::kTooHard;
   }
 
