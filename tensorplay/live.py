@@ -53,7 +53,8 @@ class Live:
     def read(self, index: int) -> LiveTensor:
         """Read one of them: this list, this function and its call hold a reference each."""
         tensor = self.tensors[index]
-        return LiveTensor(tensor, C.read(tensor, 3))
+        record = C.read(tensor, 3)
+        return LiveTensor(tensor, record)
 
     def shared(self) -> Iterator[list[int]]:
         """Answer the tensors of each storage that has several, by their index."""
