@@ -25,7 +25,10 @@ __all__ = [
     "Provenance",
     "PythonLayer",
     "Severity",
+    "SharedMember",
     "SharedMemory",
+    "SharedRange",
+    "SharedStorage",
     "StorageLayer",
     "Suppressed",
     "TensorRecord",
@@ -533,6 +536,76 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that differ, the first one's value as before and the second one's as after."""
 
 
+SharedOverlap = Literal["disjoint", "identical", "nested", "partial", "too_hard"]
+"""How the members of a group lie to each other: no byte in common; the same bytes; one within another; two that share
+some and have others of their own; not known."""
+
+
+class SharedMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor or array of a group."""
+
+    name: str
+    """Its path, or what it is where no path was found."""
+    named: bool
+    """Whether that is a path."""
+    role: Literal["tensor", "array", "saved", "gradient"]
+    """A tensor of Python; a NumPy array; one that a node saved for backward; a gradient without a Python object."""
+    dtype: str
+    """Data type."""
+    shape: tuple[int, ...]
+    """Sizes."""
+    first_byte: int
+    """First byte reached, counted from the group's beginning."""
+    needed_nbytes: int
+    """Bytes from there to the end of the last element reached."""
+    visible_nbytes: int | None
+    """Different bytes reached."""
+    impl: int | None = None
+    """Address of the TensorImpl; None for an array."""
+    also: tuple[str, ...] = ()
+    """Further paths to the same object."""
+
+
+class SharedStorage(msgspec.Struct, frozen=True, kw_only=True):
+    """A storage that several tensors lie in, or that owners keep whom no path reaches."""
+
+    storage: int
+    """Address of the StorageImpl."""
+    device: str
+    """Where its bytes are."""
+    nbytes: int
+    """Bytes it has."""
+    visible_nbytes: int | None
+    """Bytes that the members reach together; None where that is too hard to count."""
+    dead_nbytes: int | None
+    """Bytes that none of them reaches."""
+    overlap: SharedOverlap
+    """How the members lie to each other."""
+    members: tuple[SharedMember, ...]
+    """Who lies in it."""
+    use_count: int
+    """Owners of the StorageImpl."""
+    unreached_owners: int
+    """Of those, the ones that no Python path and no graph reaches: C++ code's, or of views without a Python object."""
+
+
+class SharedRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that several storages or arrays lie over: NumPy, DLPack, two mappings of one shared block."""
+
+    storages: tuple[int, ...]
+    """Addresses of the StorageImpls."""
+    begin: int
+    """First address; 0 where it is one shared block that is mapped at several."""
+    nbytes: int
+    """Bytes from there to the last one's end."""
+    handle: str | None
+    """Name of the shared block, where the storages are mappings of one."""
+    overlap: SharedOverlap
+    """How the members lie to each other."""
+    members: tuple[SharedMember, ...]
+    """Who lies over it."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -583,6 +656,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The one layer the caller asked for; the others are recorded all the same."""
     chains: tuple[ViewChain, ...] = ()
     """How tensors came to be views, where show_view_chain() asked."""
+    shared_storages: tuple[SharedStorage, ...] = ()
+    """Storages that several tensors lie in, where list_shared_storages() asked; the largest first."""
+    shared_ranges: tuple[SharedRange, ...] = ()
+    """Memory that several storages or arrays lie over, where it asked."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

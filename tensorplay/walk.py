@@ -86,7 +86,9 @@ class Found(NamedTuple):
     """The paths of each module that has several."""
 
 
-def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool = False) -> Found:
+def find_tensors(
+    named: Iterable[tuple[str, object]], *, most: int, grads: bool = False, ask_pytree: bool = True
+) -> Found:
     """Answer every tensor reached, depth first, in the order of its container; one reached twice is one place.
 
     A plain object's attributes are looked at, but not those of further plain objects that it holds.
@@ -95,6 +97,7 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
         named: path and object of each place to begin at.
         most: stop where one more tensor than this is reached.
         grads: whether the gradient that autograd keeps for a tensor follows it.
+        ask_pytree: whether containers registered with pytree are asked for their parts, which runs their own function.
     """
     places: list[Place] = []
     arrays: list[Place] = []
@@ -153,7 +156,7 @@ def find_tensors(named: Iterable[tuple[str, object]], *, most: int, grads: bool 
         if plan.read is not None:
             opened[id(obj)] = (obj, may_open)
             stack.append((path, plan.read(path, obj, known), may_open))
-        elif (node := _pytree_nodes().get(id(type(obj)))) is not None:
+        elif ask_pytree and (node := _pytree_nodes().get(id(type(obj)))) is not None:
             opened[id(obj)] = (obj, may_open)
             stack.append((path, _of_pytree(path, obj, node), may_open))
         elif may_open:
