@@ -89,10 +89,19 @@ BUILD_INFO = {
 }
 
 
+def write_node_fields() -> None:
+    """List the fields of the autograd nodes of this torch, for core/nodes.cpp."""
+    sys.path.insert(0, str(ROOT / "csrc" / "core"))
+    from generate_nodes import write
+
+    write(Path(include_paths()[0]), ROOT / "build" / "generated" / "tensorplay_nodes.inc")
+
+
 class BuildWithInfo(BuildExtension):
     """Write beside the extension the same facts that it carries inside."""
 
     def run(self) -> None:
+        write_node_fields()
         super().run()
         path = Path(self.get_ext_fullpath("tensorplay._C")).parent / "_build_info.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,15 +121,6 @@ def write_build_header() -> Path:
     return path
 
 
-def write_node_fields() -> None:
-    """List the fields of the autograd nodes of this torch, for core/nodes.cpp."""
-    sys.path.insert(0, str(ROOT / "csrc" / "core"))
-    from generate_nodes import write
-
-    write(Path(include_paths()[0]), ROOT / "build" / "generated" / "tensorplay_nodes.inc")
-
-
-write_node_fields()
 flags = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # The same folders again as system ones: warnings are for our own code.
 flags += [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]]

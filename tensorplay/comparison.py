@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split

@@ -105,9 +105,7 @@ def compared(a: TensorRecord, b: TensorRecord) -> Comparison:
         same_memory_order=same_order(a, b),
         relation=relation,
         shared_nbytes=shared,
-        differences=tuple(
-            change for change in changed_fields(a, b) if not change.field.startswith("python.")
-        ),
+        differences=tuple(change for change in changed_fields(a, b) if not change.field.startswith("python.")),
     )
 
 

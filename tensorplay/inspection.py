@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
-import msgspec
 import torch
 from torch._C._dynamo import eval_frame
 

@@ -70,9 +70,10 @@ def live_roots() -> list[Any]:
 
 
 def scope_names() -> list[tuple[str, Any]]:
-    """Answer what the caller can name: variables of the frames that run now, innermost first, and globals of the script.
+    """Answer what the caller can name: variables of the frames that run now, and globals of the script.
 
-    The caller's own variables come by their bare names, those of other frames after the function's.
+    Innermost frames come first. The caller's own variables come by their bare names, those of other frames after the
+    function's.
     """
     found: list[tuple[str, Any]] = []
     seen: set[str] = set()

@@ -127,7 +127,7 @@ class Scene:
             storage, data = record.storage, record.data
             if storage is None or data is None or record.kind not in WITH_MEMORY or record.impl.address in seen:
                 continue
-            if data.pointer == 0 and storage.nbytes != 0 or not isinstance(storage.nbytes, int):
+            if (data.pointer == 0 and storage.nbytes != 0) or not isinstance(storage.nbytes, int):
                 continue
             seen.add(record.impl.address)
             found.setdefault(storage.address, StorageGroup(storage.address, storage.nbytes, [])).members.append(subject)
@@ -152,8 +152,9 @@ class Scene:
         over = live.over(group.address for group in wanted)
         saved: dict[int, list[Any]] = {group.address: [] for group in wanted}
         for *_, record, _ in C.saved_tensors(live.tensors)[0]:
-            if record is not None and record.storage is not None and record.storage.address in saved:
-                saved[record.storage.address].append(record)
+            storage = None if record is None else record.storage
+            if storage is not None and storage.address in saved:
+                saved[storage.address].append(record)
         return {group.address: _beyond(group, over[group.address], saved[group.address]) for group in wanted}
 
     def counts_as_waste(self, unseen: int, nbytes: int) -> bool:

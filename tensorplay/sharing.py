@@ -116,7 +116,7 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     )
     shown = {member.impl for shared in storages for member in shared.members}
     unread: tuple[Unread, ...] = tuple(found.unread)
-    report = SharingReport(
+    return SharingReport(
         [Read(m.name, m.record, m.also) for m in members if m.record.impl.address in shown][:max_tensors],
         arrays=tuple(arrays),
         unread=unread,
@@ -125,7 +125,6 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
         shared_ranges=tuple(_ranges(groups, arrays)),
         focus="sharing",
     )
-    return report
 
 
 def _read_place(place: Place, refs: int) -> tuple[str, str, Any, tuple[str, ...]]:
@@ -180,7 +179,8 @@ def _owners(live: Live, address: int, group: list[_Member], everything: bool) ->
         known |= {other.record.impl.address for other in others}
         bases |= {other.record.impl.base for other in others if other.record.impl.base is not None}
     wrapper = any(member.record.storage.has_python_wrapper for member in group)
-    return max(0, first.storage.use_count - len(known | bases) - wrapper)
+    count: int = first.storage.use_count
+    return max(0, count - len(known | bases) - wrapper)
 
 
 def _shared(address: int, group: list[_Member], unreached: int) -> SharedStorage | None:

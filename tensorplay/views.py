@@ -22,15 +22,16 @@ from tensorplay.callers import Caller
 from tensorplay.inspection import in_ipython, outside_compiled_code, print_report, read_one, report_of
 from tensorplay.layers import TensorRecord, ViewAlias, ViewChain, ViewSource, ViewStep
 from tensorplay.live import Live, scope_names
-from tensorplay.reports import Report
+from tensorplay.reports import Read, Report
+from tensorplay.walk import find_tensors
 from tensorplay.words import describe
 
-__all__ = ["ChainReport", "chain_of", "record_views", "show_view_chain"]
+__all__ = ["ChainReport", "chain_of", "chains_below", "record_views", "show_view_chain"]
 
 _MOST_ALIASES = 8
 
 
-class record_views:  # noqa: N801 - it is called as a function
+class record_views:
     """Make PyTorch keep the function of every view made from now on, so that their chains are exact.
 
     Called as a function it holds until it is called with False; as a context manager until the block ends. It is the
@@ -140,6 +141,24 @@ def show_view_chain(x: torch.Tensor, *, base: torch.Tensor | None = None, quiet:
     return shown
 
 
+_MOST_CHAINS = 3
+"""So many tensors of one object are asked for their chains."""
+
+
+def chains_below(name: str, value: object) -> tuple[ViewChain, ...]:
+    """Answer the chains of the tensors in an object; none where they are many."""
+    found = find_tensors([(name, value)], most=_MOST_CHAINS)
+    if found.cut:
+        return ()
+    over = Neighbours(scope_names())
+    chains = []
+    for place in found.places:
+        if place.tensor is not None:
+            record = Read(place.path, C.read(place.tensor)).model()
+            chains.append(chain_of(place.tensor, record, over))
+    return tuple(chains)
+
+
 class Neighbour(NamedTuple):
     """Another live tensor over a storage."""
 
@@ -196,7 +215,9 @@ class _Geometry(NamedTuple):
         if extent is None or not extent.storage_nbytes or not impl.itemsize:
             return None
         is_complex = impl.dtype.startswith("complex")
-        return cls((extent.storage_nbytes // impl.itemsize,), (1,), 0, impl.itemsize, is_complex, False, False, impl.dtype)
+        return cls(
+            (extent.storage_nbytes // impl.itemsize,), (1,), 0, impl.itemsize, is_complex, False, False, impl.dtype
+        )
 
     @classmethod
     def of_meta(cls, tensor: torch.Tensor) -> _Geometry:
@@ -385,7 +406,7 @@ class _Call(NamedTuple):
     result: Any
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes the operators that run on our meta tensor."""
 
     def __init__(self) -> None:
@@ -531,5 +552,3 @@ def _inferred(start: _Geometry, target: _Geometry) -> _Solved:
             else f"no chain of named operators was found; those of up to {max(0, tried)} were all tried"
         )
     return _Solved(tuple(steps), "inferred", bool(answer["complete"]), note)
-
-

@@ -194,8 +194,7 @@ def _of_memory(record: TensorRecord, findings: Iterable[Finding]) -> Iterator[Ha
         if finding.code == "TP204":
             evidence = finding.evidence
             reason = (
-                f"{evidence['elements']} elements on {evidence['distinct_cells']} cells "
-                f"(stride {evidence['stride']}): "
+                f"{evidence['elements']} elements on {evidence['distinct_cells']} cells (stride {evidence['stride']}): "
             )
             if evidence["expanded"]:
                 yield Hazard("expanded", reason + "expanded, most in-place operators raise", evidence, True)
@@ -360,7 +359,21 @@ class _Situation(NamedTuple):
 
 _AUTOGRAD = frozenset({"leaf", "leaf_view", "multi_output", "custom_function", "no_grad_view", "inference_view"})
 _ONLY_IN_PLACE = frozenset(
-    "zero copy normal uniform random set resize requires_grad bernoulli exponential geometric log_normal cauchy".split()
+    [
+        "zero",
+        "copy",
+        "normal",
+        "uniform",
+        "random",
+        "set",
+        "resize",
+        "requires_grad",
+        "bernoulli",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "cauchy",
+    ]
 )
 _OUT_OF_PLACE = re.compile(r"(?P<target>[A-Za-z_]\w*)\.(?P<op>[a-z]\w*)_\((?P<args>.*)\)")
 
@@ -442,7 +455,9 @@ def _fixes_of_error(error: BaseException, write: str | None) -> Fixes:
     report = Report([], ())
     if kind is None:
         head = message.partition("\n")[0]
-        return Fixes(f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here", (), report)
+        return Fixes(
+            f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here", (), report
+        )
     found = None if kind == "saved" else _failing_write(error)
     name, statement = found or ("x", write or "x.mul_(2)")
     fixes = _fixes(_Situation(name, write or statement, frozenset({kind}), None))

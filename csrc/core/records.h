@@ -136,7 +136,7 @@ struct ImplFacts {
   bool is_leaf = true;  // invalid when grad_fn_stale
 
   bool is_view = false;
-  const void* base = nullptr;            // TensorImpl of the root base
+  const void* base = nullptr;  // TensorImpl of the root base
   bool base_requires_grad = false;
   bool base_is_leaf = false;
   std::optional<uint8_t> creation_meta;  // torch::autograd::CreationMeta; views only

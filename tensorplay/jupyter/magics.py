@@ -14,6 +14,7 @@ from tensorplay.errors import TensorPlayError
 from tensorplay.inspection import check_at
 from tensorplay.render.html import fragment
 from tensorplay.reports import Report
+from tensorplay.views import chains_below
 
 __all__ = ["CellFailed", "MagicReport", "TensorPlayMagics"]
 
@@ -98,4 +99,6 @@ def _report(value: object, name: str) -> MagicReport:
         raise UsageError(
             f"no tensor in {name} ({type(value).__name__}): name a tensor, or a module, list or dict of some"
         )
-    return MagicReport.from_document(report.document)
+    shown = MagicReport.from_document(report.document)
+    shown.replace_document(chains=chains_below(name, value))
+    return shown

@@ -9,15 +9,16 @@ from tensorplay.words import shape_text, visible
 
 __all__ = ["chain_picture", "dot", "mermaid"]
 
+
 def chain_picture(chain: ViewChain) -> Picture:
     """Draw base, steps and tensor from left to right, aliases below."""
     boxes = [Box("0", 0, (chain.base, f"{chain.dtype}{shape_text(chain.shape)}", *_lines(chain)))]
     arrows = []
-    headings = ["base" if chain.begins == "base" else chain.begins]
+    headings: list[str] = [chain.begins]
     words = [f"{BEGINS[chain.begins]} {chain.base}: {chain.dtype}{shape_text(chain.shape)}"]
     for number, step in enumerate(chain.steps, 1):
         is_last = number == len(chain.steps)
-        lines = (chain.name,) if is_last else ()
+        lines: tuple[str, ...] = (chain.name,) if is_last else ()
         lines += (f"{step.dtype}{shape_text(step.shape)}", f"stride {shape_text(step.stride)}")
         lines += (f"offset {step.storage_offset}", step.source)
         boxes.append(Box(str(number), number, lines))

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from tensorplay.layers import Document, TensorRecord
-from tensorplay.render.outline import Diagnosis, Layer, Outline, TensorPart, flat, outline
+from tensorplay.layers import Document, TensorRecord, ViewChain
+from tensorplay.render.chain import chain_picture
+from tensorplay.render.outline import ChainPart, Diagnosis, Layer, Outline, TensorPart, flat, outline
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.svg import Picture, cells_picture, layers_picture
 from tensorplay.words import plural, visible
@@ -48,7 +49,7 @@ def fragment(document: Document, *, view_chain: bool = False) -> str:
 
     Args:
         document: the report.
-        view_chain: whether there is a place for the view chain.
+        view_chain: whether the view chains are folded away, to be opened.
     """
     report = outline(document)
     parts = [
@@ -61,13 +62,18 @@ def fragment(document: Document, *, view_chain: bool = False) -> str:
     ]
     if report.table is not None:
         parts.append(_table(report.table))
-    parts += [_piece(piece) for piece in report.checkpoint]
+    if report.comparison is not None:
+        parts += [_verdict(report.comparison.verdict), _table(report.comparison.table)]
+    if not view_chain:
+        parts += [_chain(chain, report.chains[number]) for number, chain in enumerate(document.chains)]
+    parts += [_piece(piece) for piece in (*report.sharing, *report.checkpoint)]
     if report.arrays is not None:
         parts.append(_table(report.arrays))
     if report.table is not None or report.tensors:
         parts.append(_layers(document.records, report))
-    if view_chain:
-        parts.append(_details("Show View Chain", "<p>This version does not show view chains yet.</p>", is_open=False))
+    if view_chain and document.chains:
+        chains = [_chain(chain, report.chains[number]) for number, chain in enumerate(document.chains)]
+        parts.append(_details("Show View Chain", "\n".join(chains), is_open=False))
     parts += [f'<p style="margin:4px 0;{_BADGES[remark.tone]}">{_text(remark.words)}</p>' for remark in report.remarks]
     parts.append(_provenance(document))
     style = "font-size:14px;line-height:1.5;overflow-wrap:anywhere"
@@ -94,6 +100,20 @@ def page(title: str, sections: Sequence[tuple[str | None, Document]], *, generat
         f"<title>{_text(title)}</title>\n<style>{_PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{_text(title)}</h1>\n" + "\n".join(filter(None, body)) + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def _verdict(phrase: Phrase) -> str:
+    return f'<p style="margin:8px 0 4px 0">{_phrase(phrase)}</p>'
+
+
+def _chain(chain: ViewChain, part: ChainPart) -> str:
+    pieces = [_verdict(part.title)]
+    if part.table is not None:
+        pieces.append(_table(part.table))
+        if chain.steps:
+            pieces.append(_picture(chain_picture(chain)))
+    pieces += [f'<p style="margin:4px 0">{_phrase(note)}</p>' for note in part.notes]
+    return "\n".join(pieces)
 
 
 def _text(words: str) -> str:

@@ -14,6 +14,7 @@ from tensorplay.layers import (
     Document,
     Finding,
     Severity,
+    SharedMember,
     TensorRecord,
 )
 from tensorplay.render.cells import Geometry
@@ -22,9 +23,22 @@ from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.words import bytes_text, describe, plural, shape_text
 
-__all__ = ["ChainPart", "ComparisonPart", "Diagnosis", "Layer", "Names", "Outline", "TensorPart", "claims_memory", "diagnosis", "flat", "outline"]
+__all__ = [
+    "ChainPart",
+    "ComparisonPart",
+    "Diagnosis",
+    "Layer",
+    "Names",
+    "Outline",
+    "TensorPart",
+    "claims_memory",
+    "diagnosis",
+    "flat",
+    "outline",
+]
 
 _MOST_TREES = 3
+_MOST_MEMBERS = 6
 _PARTS = ("comparison", "chains", "sharing")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
@@ -105,6 +119,8 @@ class Outline(NamedTuple):
     """The two tensors beside each other, where that was asked."""
     chains: tuple[ChainPart, ...]
     """How tensors came to be views, where that was asked."""
+    sharing: tuple[Table | Phrase, ...]
+    """Storages and ranges that several lie in, where that was asked."""
     checkpoint: tuple[Table | Phrase, ...]
     """Files and their tensors, in place of both, where the report is on files."""
     arrays: Table | None
@@ -210,6 +226,7 @@ class _Writer:
                 ChainPart(chain_title(chain), chain_table(chain), tuple(chain_notes(chain)))
                 for chain in document.chains
             ),
+            sharing=tuple(self.sharing()) if document.focus == "sharing" else (),
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
             diagnoses=tuple(
@@ -496,8 +513,8 @@ class _Writer:
             ):  # fmt: skip
                 one, two = _field(a, field), _field(b, field)
                 row(fact, self.value(field, one), self.value(field, two), one == two)
-            reached = [self.reached(record) for record in (a, b)]
-            row("bytes reached", *reached, reached[0] == reached[1])
+            one, two = self.reached(a), self.reached(b)
+            row("bytes reached", one, two, one == two)
         if comparison.same_memory_order and any(c.field == "impl.stride" for c in comparison.differences):
             rows.append(("memory order", "", "", "same: strides differ in dimensions of size 1 alone"))
         if comparison.relation is not None:
@@ -505,6 +522,39 @@ class _Writer:
             rows.append(("overlap", "", "", f"{comparison.relation.replace('_', ' ')}{shared}"))
         headings = ("", comparison.a, comparison.b, " ") if comparison.a != comparison.b else ("", "a", "b", " ")
         return ComparisonPart(Phrase(comparison.verdict, "strong"), Table(headings, tuple(rows)))
+
+    def sharing(self) -> Iterator[Table | Phrase]:
+        document = self.document
+        if not document.shared_storages and not document.shared_ranges:
+            yield Phrase("no storage is shared", "good")
+            return
+        if document.shared_storages:
+            rows = [
+                (
+                    self.name("S", shared.storage),
+                    bytes_text(shared.nbytes),
+                    "?" if shared.dead_nbytes is None else bytes_text(shared.dead_nbytes),
+                    shared.overlap.replace("_", " "),
+                    _members(shared.members, shared.unreached_owners),
+                )
+                for shared in document.shared_storages[:_MOST_ROWS]
+            ]
+            rest = _rest(len(document.shared_storages), "storage", "report.storages has all")
+            headings = ("storage", "bytes", "dead", "overlap", "members")
+            yield Table(headings, tuple(rows), frozenset({"bytes", "dead"}), rest)
+        if document.shared_ranges:
+            ranges = [
+                (
+                    ", ".join(self.name("S", storage) for storage in shared.storages[:4]) or "arrays",
+                    bytes_text(shared.nbytes),
+                    shared.overlap.replace("_", " "),
+                    _members(shared.members, 0) + (f"; mappings of {shared.handle}" if shared.handle else ""),
+                )
+                for shared in document.shared_ranges[:_MOST_ROWS]
+            ]
+            rest = _rest(len(document.shared_ranges), "range", "report.ranges has all")
+            yield Phrase("several storages over one memory", "strong")
+            yield Table(("storages", "bytes", "overlap", "members"), tuple(ranges), frozenset({"bytes"}), rest)
 
     def reached(self, record: TensorRecord) -> str:
         extent = record.extent
@@ -566,6 +616,17 @@ class _Writer:
             yield Phrase(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", "dim")
         for unused in document.unused_ignores:
             yield Phrase(f"unused ignore[{unused.code}] at {unused.file}:{unused.line}", "attention")
+
+
+def _members(members: Sequence[SharedMember], unreached: int) -> str:
+    named = [member.name for member in members if member.named]
+    shown = named[:_MOST_MEMBERS]
+    for more, word in ((len(named) - len(shown), "more"), (len(members) - len(named), "unnamed")):
+        if more:
+            shown.append(f"{more} {word}")
+    if unreached:
+        shown.append(f"{plural(unreached, 'owner')} that no path reaches")
+    return ", ".join(shown)
 
 
 def _field(record: TensorRecord, field: str) -> Any:

@@ -17,6 +17,7 @@ from tensorplay.layers import Document, Finding
 from tensorplay.render import outline as parts
 from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows
+from tensorplay.render.parts import Phrase
 from tensorplay.render.parts import Table as Grid
 from tensorplay.render.strides import strides_picture
 from tensorplay.words import UNSEEN, needs_ascii, visible
@@ -135,7 +136,7 @@ def _report(report: parts.Outline, ascii: bool) -> RenderableType:
         if chain.table is not None:
             shown.append(_table(chain.table))
         shown += [_phrase(note) for note in chain.notes]
-    for piece in report.checkpoint:
+    for piece in (*report.sharing, *report.checkpoint):
         shown.append(_table(piece) if isinstance(piece, Grid) else _phrase(piece))
     if report.arrays is not None:
         shown.append(_table(report.arrays))
@@ -147,7 +148,7 @@ def _report(report: parts.Outline, ascii: bool) -> RenderableType:
     return Group(*shown)
 
 
-def _phrase(phrase: parts.Phrase) -> Text:
+def _phrase(phrase: Phrase) -> Text:
     return Text(phrase.words, style=_STYLES[phrase.tone])
 
 

@@ -473,7 +473,12 @@ def _is_plain(subject: Subject) -> bool:
 
 def _is_alias(parameter: Any, record: Any) -> bool:
     one, two = parameter.impl, record.impl
-    return (one.shape, one.stride, one.storage_offset, one.dtype) == (two.shape, two.stride, two.storage_offset, two.dtype)
+    return (one.shape, one.stride, one.storage_offset, one.dtype) == (
+        two.shape,
+        two.stride,
+        two.storage_offset,
+        two.dtype,
+    )
 
 
 def _paths(subject: Subject) -> list[str]:
@@ -485,7 +490,9 @@ def _paths(subject: Subject) -> list[str]:
 def _relative(names: list[str]) -> list[str]:
     """Drop the root that all names begin with."""
     heads = {name.partition(".")[0] for name in names}
-    return [name.partition(".")[2] for name in names] if len(heads) == 1 and all("." in name for name in names) else names
+    return (
+        [name.partition(".")[2] for name in names] if len(heads) == 1 and all("." in name for name in names) else names
+    )
 
 
 def _key(rest: str) -> str:
@@ -599,5 +606,3 @@ def _is_kin(a: Any, b: Any) -> bool:
     one, two = a.record.impl, b.record.impl
     roots = {one.base or one.address, two.base or two.address}
     return len(roots) == 1 or a.is_parameter != b.is_parameter
-
-

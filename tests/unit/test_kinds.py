@@ -109,9 +109,9 @@ def check_record(tensor: torch.Tensor, facts: dict[str, object]) -> None:
 
 
 # Fields whose None is an answer by itself: there is none.
-MAY_BE_NONE = {"impl.base", "impl.base_requires_grad", "impl.base_is_leaf", "impl.creation_meta", "impl.grad_fn", "python.module", "storage.shared_memory",
-               "data.context", "data.deleter", "data.maker", "data.producer", "data.producer_type", "data.read_only",
-               "python"}  # fmt: skip
+MAY_BE_NONE = {"impl.base", "impl.base_requires_grad", "impl.base_is_leaf", "impl.creation_meta", "impl.grad_fn",
+               "python.module", "storage.shared_memory", "data.context", "data.deleter", "data.maker", "data.producer",
+               "data.producer_type", "data.read_only", "python"}  # fmt: skip
 
 
 def check_absences(record: TensorRecord) -> None:
