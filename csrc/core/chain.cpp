@@ -162,13 +162,13 @@ class Visited {
 };
 
 // 64 bits stand for the state: among 10^5 states two share them once in 10^9 searches.
-uint64_t key_of(const View& view, bool permuted) {
+uint64_t key_of(const View& view, uint64_t restriction) {
   uint64_t key = 0x9e3779b97f4a7c15;
   const auto mix = [&key](uint64_t value) {
     key = (key ^ value) * 0xff51afd7ed558ccd;
     key ^= key >> 32;
   };
-  mix(static_cast<uint64_t>(view.dims) << 1 | (permuted ? 1 : 0));
+  mix(static_cast<uint64_t>(view.dims) << 2 | restriction);
   for (int i = 0; i < view.dims; ++i) {
     mix(static_cast<uint64_t>(view.sizes[i]));
     mix(static_cast<uint64_t>(view.strides[i]));
@@ -191,8 +191,8 @@ class Search {
   bool left_out() const { return left_out_ || nodes_ >= max_nodes_; }
 
  private:
-  void visit(const View& state, int remaining, int cost, bool permuted);
-  void finish(const View& state, int cost, bool permuted);
+  void visit(const View& state, int remaining, int cost, ViewOp before);
+  void finish(const View& state, int cost, ViewOp before);
   bool attempt(const View& state, const ViewCall& call, int remaining, int cost);
 
   void try_selects(const View& state, const Coordinates& where, int remaining, int cost);
@@ -271,9 +271,9 @@ Search::Search(const View& base, const View& target, int64_t max_nodes)
 bool Search::run(int ops) {
   ops_ = ops;
   if (ops == 1) {
-    finish(base_, 0, false);
+    finish(base_, 0, ViewOp::kAsStrided);
   } else {
-    visit(base_, ops, 0, false);
+    visit(base_, ops, 0, ViewOp::kAsStrided);
   }
   return best_cost_ != kNoCost;
 }
@@ -292,8 +292,8 @@ std::optional<int64_t> Search::target_stride(const View& state, int dim) const {
   return bytes / state.element.itemsize;
 }
 
-void Search::finish(const View& state, int cost, bool permuted) {
-  for_last_calls(state, target_, permuted, [&](const ViewCall& call) {
+void Search::finish(const View& state, int cost, ViewOp before) {
+  for_last_calls(state, target_, before == ViewOp::kPermute, [&](const ViewCall& call) {
     const int total = cost + cost_of(call);
     if (total >= best_cost_) return;
     if (best_cost_ == kNoCost) plainer_until_ = nodes_ + kNodesForPlainer;
@@ -312,19 +312,31 @@ bool Search::attempt(const View& state, const ViewCall& call, int remaining, int
   if (best_cost_ != kNoCost && cost + (remaining - 1) * kLeastCost >= best_cost_) return false;
   if (!apply(state, call, next)) return false;
   path_[ops_ - remaining] = call;
-  const bool permuted = call.op == ViewOp::kPermute;
   if (remaining == 2) {
-    finish(next, cost, permuted);
+    finish(next, cost, call.op);
   } else {
-    visit(next, remaining - 1, cost, permuted);
+    visit(next, remaining - 1, cost, call.op);
   }
   return true;
 }
 
-void Search::visit(const View& state, int remaining, int cost, bool permuted) {
-  if (!visited_.enter(key_of(state, permuted), remaining)) return;
+// The same cells by another name: x.view(dtype) of the same width, conj().
+bool only_renames(const ElementType& from, const ElementType& to) {
+  return from != to && from.itemsize == to.itemsize && from.is_complex == to.is_complex &&
+         from.is_neg == to.is_neg;
+}
+
+void Search::visit(const View& state, int remaining, int cost, ViewOp before) {
+  const bool permuted = before == ViewOp::kPermute;
+  const bool viewed = before == ViewOp::kView;
+  if (!visited_.enter(key_of(state, permuted ? 1 : viewed ? 2 : 0), remaining)) return;
   const Coordinates where = locate(target_, state);
   if (where.outside) return;
+  if (only_renames(state.element, target_.element)) {
+    // Bits that only get another name get it first: it commutes with all else.
+    if (remaining == ops_) try_element_types(state, remaining, cost);
+    return;
+  }
   if (permuted) {
     try_views(state, remaining, cost);
     try_expands(state, remaining, cost);
@@ -333,12 +345,13 @@ void Search::visit(const View& state, int remaining, int cost, bool permuted) {
   }
   try_selects(state, where, remaining, cost);
   try_slices(state, where, remaining, cost);
-  try_views(state, remaining, cost);
+  try_diagonals(state, where, remaining, cost);
+  // Two views in a row are one, but for the strides of dimensions of size 1.
+  if (!viewed || (target_units_ > 0 && exhaustive())) try_views(state, remaining, cost);
   try_element_types(state, remaining, cost);
   try_squeezes(state, remaining, cost);
   try_unsqueezes(state, remaining, cost);
   try_expands(state, remaining, cost);
-  try_diagonals(state, where, remaining, cost);
   try_unfolds(state, where, remaining, cost);
   try_permutes(state, remaining, cost);
 }
@@ -709,11 +722,13 @@ void Search::shapes_by_target(const View& state, std::vector<Shape>& shapes) con
   for (size_t at = 0; at < chunks.size(); ++at) {
     const Chunk& chunk = chunks[at];
     Few cuts;  // cells of the chunk inside of a cut
+    std::vector<int64_t> stepped;
     for (int i = 0; i < target_.dims; ++i) {
       const auto wanted = target_stride(state, i);
       if (!wanted || chunk.stride == 0 || *wanted % chunk.stride != 0) continue;
       const int64_t cells = *wanted / chunk.stride;
       cuts.add_between(cells, 2, chunk.count - 1);
+      stepped.push_back(cells);
       int64_t outer = 0;
       if (!__builtin_mul_overflow(cells, target_.sizes[i], &outer))
         cuts.add_between(outer, 2, chunk.count - 1);
@@ -732,8 +747,39 @@ void Search::shapes_by_target(const View& state, std::vector<Shape>& shapes) con
       inner *= state.sizes[i];
       cuts.add_between(inner, 2, chunk.count - 1);
     }
+    for (int i = 0; i < target_.dims; ++i) {
+      const auto wanted = target_stride(state, i);
+      for (int other = 0; wanted && chunk.stride > 0 && other < state.dims; ++other) {
+        const int64_t left = *wanted - state.strides[other];  // of a diagonal
+        if (left > chunk.stride && left % chunk.stride == 0 && chunk.count % (left / chunk.stride) == 0) {
+          cuts.add_between(left / chunk.stride, 2, chunk.count - 1);
+          stepped.push_back(left / chunk.stride);
+        }
+      }
+    }
     std::vector<Shape> parts(1);
     parts[0].push(chunk.count);
+    std::vector<int64_t> present;
+    inner = 1;
+    for (int i = chunk.last; i > chunk.first; --i) present.push_back(inner *= state.sizes[i]);
+    for (const bool keeps : {false, true}) {  // cut wherever the target steps
+      if (keeps) stepped.insert(stepped.end(), present.begin(), present.end());
+      std::sort(stepped.begin(), stepped.end());
+      for (const bool inwards : {false, true}) {
+        Shape steps;
+        int64_t last_cut = inwards ? chunk.count : 1;
+        for (size_t i = 0; i < stepped.size(); ++i) {
+          const int64_t cut = inwards ? stepped[stepped.size() - 1 - i] : stepped[i];
+          const int64_t large = std::max(cut, last_cut);
+          const int64_t small = std::min(cut, last_cut);
+          if (cut <= 1 || cut >= chunk.count || large == small || large % small != 0) continue;
+          if (chunk.count % cut != 0 || inwards != (cut < last_cut)) continue;
+          steps = steps.with(inwards ? steps.count : 0, large / small);
+          last_cut = cut;
+        }
+        parts.push_back(inwards ? steps.with(steps.count, last_cut) : steps.with(0, chunk.count / last_cut));
+      }
+    }
     for (const int64_t cut : cuts) {
       if (chunk.count % cut != 0) continue;
       Shape part;
