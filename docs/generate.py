@@ -38,7 +38,7 @@ SIGNATURES = {
     "is_tensor": "(object: object, /) -> TypeGuard[torch.Tensor]",
     "impl_data_address": "(tensor: object, /) -> int | None",
     "learn_storage_slice": "(tensor: object, /) -> None",
-    "infer_chain": "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 200_000) -> ChainAnswer",
+    "infer_chain": "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000) -> ChainAnswer",
     "extent_of": "(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]",
 }
 # Fields of the model that the native records do not have, and the one they have in another form.

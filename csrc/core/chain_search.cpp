@@ -188,8 +188,7 @@ void ChainSearch::visit(const View& state, int remaining, int cost, ViewOp befor
   const Coordinates where = locate(target_, state);
   if (where.outside) return;
   if (only_renames(state.element, target_.element)) {
-    // Bits that only get another name get it first: it commutes with all else.
-    if (remaining == ops_) try_element_types(state, remaining, cost);
+    try_element_types(state, remaining, cost);  // at once: it commutes with all else
     return;
   }
   if (permuted) {
@@ -254,8 +253,14 @@ void ChainSearch::try_slice_of(const View& state, int dim, const Band& band, int
     slice(band.first, 1, 1);
     for (int i = 0; i < target_.dims; ++i) {
       const auto wanted = target_stride(target_, state, i);
-      if (target_.sizes[i] != 1 || !wanted || *wanted <= stride || *wanted % stride != 0) continue;
-      slice(band.first, 1, *wanted / stride);
+      if (target_.sizes[i] != 1 || !wanted) continue;
+      // Its own stride, or with that of another dimension that of a diagonal.
+      if (*wanted > stride && *wanted % stride == 0) slice(band.first, 1, *wanted / stride);
+      for (int other = 0; other < state.dims; ++other) {
+        const int64_t left = *wanted - state.strides[other];
+        if (other != dim && left > stride && left < *wanted && left % stride == 0)
+          slice(band.first, 1, left / stride);
+      }
     }
     if (remaining > 2) try_slack(state, dim, band, 1, remaining, cost);
     return;
