@@ -115,6 +115,25 @@ bool is_neighbour(const View& state, int64_t outer, int64_t inner) {
   return true;
 }
 
+// Whether one dimension goes to the front or to the back and the others keep their order.
+bool moves_one(std::span<const int64_t> order) {
+  const auto count = static_cast<int64_t>(order.size());
+  int64_t falls = 0;
+  for (int64_t i = 0; i + 1 < count; ++i) falls += order[i] > order[i + 1] ? 1 : 0;
+  return falls == 1 && (order[0] > order[1] || order[count - 2] > order[count - 1]);
+}
+
+// Whether two dimensions come to lie side by side for a view to join that did not before.
+bool joins_anew(const View& state, std::span<const int64_t> order) {
+  int64_t before = -1;
+  for (const int64_t dim : order) {
+    if (state.sizes[dim] == 1) continue;
+    if (before >= 0 && joins(state, before, dim) && !is_neighbour(state, before, dim)) return true;
+    before = dim;
+  }
+  return false;
+}
+
 }  // namespace
 
 ChainSearch::ChainSearch(const View& base, const View& target, int64_t max_nodes)
@@ -187,6 +206,7 @@ void ChainSearch::visit(const View& state, int remaining, int cost, ViewOp befor
   if (!visited_.enter(key_of(state, permuted ? 1 : viewed ? 2 : 0), remaining)) return;
   const Coordinates where = locate(target_, state);
   if (where.outside) return;
+  left_out_ = left_out_ || where.empty;
   if (only_renames(state.element, target_.element)) {
     try_element_types(state, remaining, cost);  // at once: it commutes with all else
     return;
@@ -383,7 +403,7 @@ void ChainSearch::try_views(const View& state, int remaining, int cost) {
   shapes.clear();
   if (remaining == 2) {
     shapes_before_last(state, target_, shapes);
-  } else if (count > 0 && exhaustive(count > 1)) {
+  } else if (exhaustive(count != 1)) {
     shapes_by_factors(state, shapes);
     add_ones(target_ones_, shapes);
   } else {
@@ -576,61 +596,43 @@ void ChainSearch::try_element_types(const View& state, int remaining, int cost) 
   attempt(state, view_dtype_call(type), remaining, cost);
 }
 
-// Only what an operator that looks at the order can use: a view that joins, a type of other width that needs
-// the last dimension, an expand in front of the first.
+// Only orders that an operator behind can use: a view that joins, a type of another width that needs the last
+// dimension, an expand in front of the first, a view or expand that gives a one the stride beside it.
 void ChainSearch::try_permutes(const View& state, int remaining, int cost) {
   if (state.dims < 2) return;
   int64_t count = 0;
   if (!count_view(state, count)) return;
-  const bool last_view_possible =
-      remaining > 2 ||
-      (count == target_count_ && state.offset == target_.offset && state.element == target_.element);
+  const bool type_changes = state.element != target_.element;
+  const bool view_can_follow =
+      remaining > 2 || (count == target_count_ && state.offset == target_.offset && !type_changes);
+  const bool restrides_ones = target_units_ > 0 || count == 0;
   bool any_join = false;
   for (int a = 0; a < state.dims; ++a) {
     for (int b = 0; b < state.dims; ++b) {
       any_join = any_join || (a != b && joins(state, a, b) && !is_neighbour(state, a, b));
     }
   }
+  const int last = state.dims - 1;
+  const auto is_useful = [&](std::span<const int64_t> order) {
+    if (type_changes && order[last] != last && state.strides[order[last]] == 1) return true;
+    if (restrides_ones && remaining == 2 && (order[0] != 0 || order[last] != last)) return true;
+    if (restrides_ones && moves_one(order)) return true;
+    return any_join && view_can_follow && joins_anew(state, order);
+  };
+  if (!type_changes && !restrides_ones && !(any_join && view_can_follow)) return;
   std::array<int64_t, kMaxViewDims> order;
-  const auto permute = [&] {
-    attempt(state, ViewCall(ViewOp::kPermute, std::span<const int64_t>(order.data(), state.dims)), remaining,
-            cost);
-  };
-  const auto move_one = [&](int from, int to) {
-    std::iota(order.begin(), order.begin() + state.dims, 0);
-    if (from < to) {
-      std::rotate(order.begin() + from, order.begin() + from + 1, order.begin() + to + 1);
-    } else {
-      std::rotate(order.begin() + to, order.begin() + from, order.begin() + from + 1);
-    }
-    permute();
-  };
-  const bool type_changes = state.element != target_.element;
-  const bool restrides_ones = target_units_ > 0 || count == 0;
-  for (int dim = 0; dim < state.dims; ++dim) {
-    if (dim + 1 < state.dims && (type_changes || restrides_ones)) move_one(dim, state.dims - 1);
-    if (dim > 0 && target_units_ > 0) move_one(dim, 0);
-  }
-  if (!any_join || !last_view_possible) return;
+  std::iota(order.begin(), order.begin() + state.dims, 0);
+  const std::span<const int64_t> used(order.data(), static_cast<size_t>(state.dims));
+  const auto permute = [&] { attempt(state, ViewCall(ViewOp::kPermute, used), remaining, cost); };
   if (state.dims > kMaxPermutedDims) {
     left_out_ = true;
-    std::iota(order.begin(), order.begin() + state.dims, 0);
     std::stable_sort(order.begin(), order.begin() + state.dims,
                      [&](int64_t a, int64_t b) { return state.strides[a] > state.strides[b]; });
     permute();
     return;
   }
-  std::iota(order.begin(), order.begin() + state.dims, 0);
   while (!stopped() && std::next_permutation(order.begin(), order.begin() + state.dims)) {
-    bool useful = false;
-    int64_t before = -1;
-    for (int i = 0; i < state.dims; ++i) {
-      if (state.sizes[order[i]] == 1) continue;
-      if (before >= 0 && joins(state, before, order[i]) && !is_neighbour(state, before, order[i]))
-        useful = true;
-      before = order[i];
-    }
-    if (useful) permute();
+    if (is_useful(used)) permute();
   }
 }
 
