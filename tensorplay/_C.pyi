@@ -442,7 +442,7 @@ def group_by_storage(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryvie
 def impl_data_address(tensor: object, /) -> int | None:
     """Answer TensorImpl::data(), or None where asking would throw."""
 
-def infer_chain(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 200_000) -> ChainAnswer:
+def infer_chain(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000) -> ChainAnswer:
     """Answer the shortest chain of view operators from one geometry to another over the same storage."""
 
 def instance_dict(object: object, /) -> dict[Any, Any] | None:

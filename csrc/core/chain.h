@@ -37,7 +37,7 @@ struct ChainAnswer {
 };
 
 inline constexpr int kMaxChainOps = 4;
-inline constexpr int64_t kMaxChainNodes = 200'000;
+inline constexpr int64_t kMaxChainNodes = 150'000;
 
 // Bounded by max_nodes, which is tens of milliseconds at most. max_ops is cut to kMaxChainOps.
 ChainAnswer infer_chain(const Geometry& base, const Geometry& target, int max_ops = kMaxChainOps,

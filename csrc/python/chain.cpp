@@ -213,7 +213,7 @@ PyObject* infer(PyObject*, PyObject* args, PyObject* keywords) {
 PyMethodDef methods[] = {
     {"infer_chain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(infer)),
      METH_VARARGS | METH_KEYWORDS,
-     "infer_chain(base, target, max_ops=4, max_nodes=200000)\n--\n\nAnswer the shortest chain of view "
+     "infer_chain(base, target, max_ops=4, max_nodes=150000)\n--\n\nAnswer the shortest chain of view "
      "operators "
      "from one geometry to another over the same storage."},
     {nullptr, nullptr, 0, nullptr},

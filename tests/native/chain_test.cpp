@@ -69,6 +69,12 @@ bool has_as_strided(const ChainAnswer& answer) {
                      [](const ChainStep& step) { return step.op == ViewOp::kAsStrided; });
 }
 
+// A long run: CHAIN_TARGETS=20000 CHAIN_COMPOSITIONS=100000 CHAIN_ONES=2 CHAIN_SEED=5.
+int asked(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+
 // ---- Operators by hand ----
 
 struct Case {
@@ -294,7 +300,14 @@ class BruteForce {
     level_.swap(next);
   }
 
-  int reached() const { return reached_; }
+  std::vector<Wide> successors(const Wide& state) const {
+    std::vector<Wide> all;
+    grow(state, [&](Wide made) {
+      if (made.sizes.size() <= most_dims_) all.push_back(std::move(made));
+    });
+    return all;
+  }
+
   size_t size() const { return depth_.size(); }
   const std::vector<Wide>& level() const { return level_; }
   std::optional<int> depth(const Geometry& geometry) const {
@@ -470,8 +483,7 @@ struct Tally {
 };
 
 // `depth`: the length of the shortest chain that the brute force knows, if any.
-void check(const Geometry& base, const Geometry& target, std::optional<int> depth, int searched,
-           Tally& tally) {
+void check(const Geometry& base, const Geometry& target, std::optional<int> depth, Tally& tally) {
   const ChainAnswer answer = infer_chain(base, target);
   ++tally.targets;
   const bool none = has_as_strided(answer);
@@ -481,7 +493,7 @@ void check(const Geometry& base, const Geometry& target, std::optional<int> dept
     if (length > 0) {
       ASSERT_EQ(answer.steps.back().result, target) << "from " << base;
     }
-    if (length > searched) return;
+    if (!depth) return;  // further than the brute force went, or with arguments it does not try
   }
   if (!answer.complete) {
     ++tally.cut;
@@ -496,44 +508,34 @@ void check(const Geometry& base, const Geometry& target, std::optional<int> dept
   }
 }
 
-// More for a long run: CHAIN_TARGETS=100000.
-int targets_a_depth() {
-  const char* asked = std::getenv("CHAIN_TARGETS");
-  return asked == nullptr ? 400 : std::atoi(asked);
-}
-int brute_ones() {
-  const char* asked = std::getenv("CHAIN_ONES");
-  return asked == nullptr ? 1 : std::atoi(asked);
-}
-
 class Minimal : public testing::TestWithParam<Case> {};
 
 TEST_P(Minimal, NoChainIsShorterThanTheInferredOne) {
   const Geometry& base = GetParam().base;
-  BruteForce all(base, brute_ones(), 4);
-  std::mt19937 random(7);
+  BruteForce all(base, asked("CHAIN_ONES", 1), 4);
+  const int targets = asked("CHAIN_TARGETS", 400);
+  std::mt19937 random(static_cast<unsigned>(asked("CHAIN_SEED", 7)));
   Tally tally;
   const int depth = static_cast<int>(GetParam().target.offset);
   for (int reached = 1; reached <= depth; ++reached) {
     all.deepen();
     std::vector<Wide> sample;
-    std::sample(all.level().begin(), all.level().end(), std::back_inserter(sample), targets_a_depth(),
-                random);
+    std::sample(all.level().begin(), all.level().end(), std::back_inserter(sample), targets, random);
     for (const Wide& state : sample) {
       const Geometry target = narrow(state);
-      EXPECT_NO_FATAL_FAILURE(check(base, target, reached, depth, tally));
+      EXPECT_NO_FATAL_FAILURE(check(base, target, reached, tally));
     }
   }
   const auto pick = [&](int64_t least, int64_t most) {
     return std::uniform_int_distribution<int64_t>(least, most)(random);
   };
-  for (int i = 0; i < 2 * targets_a_depth(); ++i) {
+  for (int i = 0; i < 2 * targets; ++i) {
     Geometry target{{}, {}, pick(0, 3), base.element};
     for (int64_t dims = pick(0, 3); dims > 0; --dims) {
       target.sizes.push_back(pick(pick(1, 2), 3));
       target.strides.push_back(pick(0, 5));
     }
-    EXPECT_NO_FATAL_FAILURE(check(base, target, all.depth(target), depth, tally));
+    EXPECT_NO_FATAL_FAILURE(check(base, target, all.depth(target), tally));
   }
   std::cout << "reached " << all.size() << ", targets " << tally.targets << ", chains " << tally.chains
             << ", proven none " << tally.proven_none << ", cut " << tally.cut << ", longer though cut "
@@ -549,9 +551,57 @@ INSTANTIATE_TEST_SUITE_P(Chain, Minimal,
                                          Case{contiguous({2, 2, 2}), {{}, {}, 3, kFloat}, {}},
                                          Case{{{3, 2}, {1, 3}, 0, kFloat}, {{}, {}, 3, kFloat}, {}},
                                          Case{{{3, 3}, {1, 1}, 0, kFloat}, {{}, {}, 3, kFloat}, {}},
+                                         Case{{{2, 3, 2}, {1, 2, 10}, 0, kFloat}, {{}, {}, 2, kFloat}, {}},
                                          Case{{{2, 3}, {0, 1}, 0, kFloat}, {{}, {}, 3, kFloat}, {}},
                                          Case{contiguous({2, 2}, kComplex), {{}, {}, 3, kFloat}, {}},
                                          Case{contiguous({3}, kConjugate), {{}, {}, 3, kFloat}, {}}));
+
+TEST(Chain, RandomCompositionsAreReproducedAndNeverLonger) {
+  const int compositions = asked("CHAIN_COMPOSITIONS", 10'000);
+  const std::vector<Geometry> bases{contiguous({}),
+                                    contiguous({7}),
+                                    contiguous({4, 6}),
+                                    contiguous({2, 3, 4}),
+                                    contiguous({2, 2, 3}),
+                                    {{4, 3}, {1, 4}, 2, kFloat},
+                                    {{3, 4}, {2, 1}, 0, kFloat},
+                                    {{3, 1, 4}, {0, 7, 2}, 1, kFloat},
+                                    contiguous({3, 4}, kComplex),
+                                    contiguous({2, 5}, kConjugate)};
+  std::mt19937 random(static_cast<unsigned>(asked("CHAIN_SEED", 11)));
+  int as_strided = 0;
+  int complete = 0;
+  std::vector<double> times;
+  for (int i = 0; i < compositions; ++i) {
+    const Geometry& base = bases[random() % bases.size()];
+    const BruteForce operators(base, 2, 5);
+    const int length = 1 + static_cast<int>(random() % 5);
+    Wide state = wide(base);
+    for (int made = 0; made < length; ++made) {
+      const std::vector<Wide> next = operators.successors(state);
+      state = next[random() % next.size()];
+    }
+    const Geometry target = narrow(state);
+
+    const auto begin = std::chrono::steady_clock::now();
+    const ChainAnswer answer = infer_chain(base, target, 4, 10'000);
+    times.push_back(
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+
+    if (!answer.steps.empty()) {
+      ASSERT_EQ(answer.steps.back().result, target) << "from " << base;
+    }
+    as_strided += has_as_strided(answer) ? 1 : 0;
+    complete += answer.complete ? 1 : 0;
+    if (answer.complete && length <= 4) {
+      ASSERT_FALSE(has_as_strided(answer)) << target << " from " << base << ", composed of " << length;
+      ASSERT_LE(static_cast<int>(answer.steps.size()), length) << target << " from " << base;
+    }
+  }
+  std::sort(times.begin(), times.end());
+  std::cout << "as_strided " << as_strided << ", complete " << complete << " of " << compositions
+            << "; median " << times[times.size() / 2] << " us, longest " << times.back() << " us\n";
+}
 
 }  // namespace
 }  // namespace tensorplay
