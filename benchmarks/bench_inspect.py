@@ -6,13 +6,12 @@ line where it is not installed.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import types
 from collections.abc import Mapping
 
 import torch
-from harness import Case, Results, finish, measure, quantity, start
+from harness import Case, Results, finish, measure, peer, quantity, start
 from torch._subclasses.meta_utils import MetaTensorDescriber
 
 import tensorplay
@@ -140,24 +139,14 @@ def peer_cases(kind: str, x: torch.Tensor) -> list[Case]:
         ),
         Case(f"{kind}: repr(x)", "repr(x)", {"repr": repr, "x": x}),
     ]
-    if lovely := _peer("lovely_tensors", "lovely-tensors"):
+    if lovely := peer("lovely_tensors", "lovely-tensors"):
         cases.append(Case(f"{kind}: lovely_tensors", "str(lovely(x))", {"lovely": lovely.lovely, "x": x}))
-    if treescope := _peer("treescope", "treescope"):
+    if treescope := peer("treescope", "treescope"):
         if not hasattr(torch.Tensor, "names"):
             # treescope 0.1.10 reads the names of named tensors, which torch 2.13 no longer has.
             torch.Tensor.names = property(lambda tensor: (None,) * tensor.dim())  # type: ignore[attr-defined]
         cases.append(Case(f"{kind}: treescope", "render(x)", {"render": treescope.render_to_text, "x": x}))
     return cases
-
-
-def _peer(module: str, package: str) -> types.ModuleType | None:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        print(f"# left out: {package} is not installed")
-        return None
 
 
 def run_whole(results: Results, kind: str, x: torch.Tensor, rounds: int) -> None:
@@ -178,8 +167,8 @@ def run_whole(results: Results, kind: str, x: torch.Tensor, rounds: int) -> None
     results.add_cases([*ours, *peers], measure([*ours, *peers], rounds=rounds))
     results.ratio(ours[0].name, peers[0].name, at_least=PYTHON_RATIO)
     results.ratio(ours[3].name, peers[0].name)
-    for peer in peers:
-        results.ratio(ours[4].name, peer.name)
+    for other in peers:
+        results.ratio(ours[4].name, other.name)
 
 
 def run_fields(results: Results, kind: str, x: torch.Tensor, rounds: int) -> dict[str, tuple[float, float]]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import platform
 import random
 import statistics
 import time
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from typing import Any
 
 BASELINE = Path(__file__).with_name("baseline.json")
 ROUNDS = 41
+QUICK_ROUNDS = 3
 SAMPLE_MS = 4.0
 RESAMPLES = 2000
 # A round counts as quiet when the yardstick took no longer than this times the best known.
@@ -321,9 +324,18 @@ def start(description: str) -> argparse.Namespace:
         default=Yardstick.patience_s,
         help="seconds that each group of cases may wait for quiet rounds (default %(default)g)",
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_ROUNDS} rounds without patience, and less of what is large: that it runs, not what it costs",
+    )
     arguments = parser.parse_args()
     if arguments.rounds < 2:
         parser.error("--rounds: at least 2")
+    if arguments.quick:
+        if arguments.json is not None:
+            parser.error("--quick measures nothing that is worth keeping: leave out --json")
+        arguments.rounds, arguments.patience = QUICK_ROUNDS, 0.0
     Yardstick.patience_s = arguments.patience
     for path in {BASELINE, arguments.json or BASELINE}:
         Yardstick.learn(path)
@@ -331,6 +343,17 @@ def start(description: str) -> argparse.Namespace:
     warnings.filterwarnings("ignore")
     print(f"# {description}\n# " + "  ".join(f"{key} {value}" for key, value in header().items()))
     return arguments
+
+
+def peer(module: str, package: str) -> types.ModuleType | None:
+    """Import what is measured beside ours, or say that it is left out."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        print(f"# left out: {package} is not installed")
+        return None
 
 
 def finish(results: Results, arguments: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ class StorageGrouper {
   // Note [Grouping waits for memory]
   // A tensor costs two reads that miss every cache: its storage field, and the slot of that storage. Each is
   // asked for so many tensors before it is used, so that many are on their way at once.
-  static constexpr size_t kAhead = 16;
+  static constexpr size_t kAhead = 32;
 
   struct Free {
     void operator()(uint64_t* slots) const { std::free(slots); }

@@ -107,7 +107,7 @@ PyObject* generator_locals(PyObject*, PyObject* object) {
 }
 
 // Each object is a cache line somewhere: it is asked for so many objects before it is looked at.
-constexpr Py_ssize_t kObjectsAhead = 16;
+constexpr Py_ssize_t kObjectsAhead = 32;
 constexpr Py_ssize_t kBlock = 512;
 
 // False with an exception set.

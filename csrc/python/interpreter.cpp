@@ -80,11 +80,26 @@ _gc_runtime_state* collector() {
   return nullptr;
 }
 
+bool is_wanted(PyObject* object, TypeCache& types) {
+  return types.wants(Py_TYPE(object)) && Py_REFCNT(object) > 0;
+}
+
+// From both ends at once: each step waits for the object before it, and the two wait together.
 void find_in(PyGC_Head* list, TypeCache& types, std::vector<PyObject*>& found) {
-  for (PyGC_Head* head = next_of(list); head != list; head = next_of(head)) {
-    PyObject* object = object_of(head);
-    if (types.wants(Py_TYPE(object)) && Py_REFCNT(object) > 0) found.push_back(object);
+  std::vector<PyObject*> from_behind;
+  PyGC_Head* front = next_of(list);
+  PyGC_Head* back = previous_of(list);
+  while (front != list) {
+    PyGC_Head* const next = next_of(front);
+    PyGC_Head* const previous = previous_of(back);
+    if (is_wanted(object_of(front), types)) found.push_back(object_of(front));
+    if (front == back) break;
+    if (is_wanted(object_of(back), types)) from_behind.push_back(object_of(back));
+    if (next == back) break;
+    front = next;
+    back = previous;
   }
+  found.insert(found.end(), from_behind.rbegin(), from_behind.rend());
 }
 
 Owned own(PyObject* object) {

@@ -98,6 +98,44 @@ def test_tensor_in_a_garbage_cycle_is_found_until_it_is_collected():
     assert len(C.live_tensors()) == before
 
 
+def test_tensor_being_destroyed_is_not_found():
+    seen = []
+    x = torch.ones(1)
+    watched = weakref.ref(x, lambda _: seen.append([id(y) for y in C.live_tensors()]))
+    address = id(x)
+
+    del x
+
+    assert watched() is None
+    assert len(seen) == 1
+    assert address not in seen[0]
+
+
+def test_looking_is_possible_while_the_collector_is_at_work():
+    seen = []
+
+    class Dying:
+        def __del__(self):
+            seen.append(C.live_tensors())
+            seen.append(C.frame_locals())
+
+    def callback(phase, info):
+        seen.append(C.live_tensors())
+
+    x = torch.ones(1)
+    cycle = [Dying(), torch.ones(2)]
+    cycle.append(cycle)
+    del cycle
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(callback)
+
+    assert len(seen) == 4
+    assert all(any(y is x for y in found) for found in (seen[0], seen[1], seen[3]))
+
+
 def test_liars_and_proxies_are_not_tensors():
     class Liar:
         @property
