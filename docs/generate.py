@@ -44,7 +44,6 @@ SIGNATURES = {
     "view_nodes": ("(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]"),
     "view_of": "(tensor: torch.Tensor, /) -> tuple[TensorRecord, Any, str | None] | None",
     "learn_storage_slice": "(tensor: object, /) -> None",
-<<<<<<< HEAD
     "overlap_of": "(a: _Region, b: _Region, /) -> tuple[str, int | None]",
     "coverage_of": "(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]",
     "exclusive_of": "(regions: Sequence[_Region], index: int, nbytes: int, /) -> int | None",
@@ -52,10 +51,7 @@ SIGNATURES = {
     "frame_locals": "(thread: int | None = None, skip: str | None = None, /) -> list[FrameLocals]",
     "generator_locals": "(generator: object, /) -> FrameLocals | None",
     "group_by_storage": "(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryview, memoryview]",
-    "infer_chain": "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 200_000) -> ChainAnswer",
-=======
     "infer_chain": "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000) -> ChainAnswer",
->>>>>>> 50f1f23c4660a3db3245bd51ed7647959378d7e5
     "extent_of": "(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]",
 }
 # Fields of the model that the native records do not have, and the one they have in another form.

@@ -223,10 +223,11 @@ def _beyond(group: StorageGroup, over: list[Any], saved: list[Any]) -> Beyond:
     # A base may have no Python object: it is an owner that only its views name.
     bases: dict[int, tuple[Any, int]] = {}
     for entry in over:
-        if (view := C.view_of(entry.tensor)) is not None and view[0].storage is not None:
+        view = C.view_of(entry.tensor)
+        storage = None if view is None else view[0].storage
+        if view is not None and storage is not None and storage.address == group.address:
             base = view[0]
-            if base.storage.address == group.address:
-                bases[base.impl.address] = (base, bases.get(base.impl.address, (base, 0))[1] + 1)
+            bases[base.impl.address] = (base, bases.get(base.impl.address, (base, 0))[1] + 1)
     owners |= bases.keys()
     wrapper = any(subject.record.storage.has_python_wrapper for subject in group.members)
     unexplained = group.use_count - len(owners) - wrapper

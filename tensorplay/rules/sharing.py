@@ -323,14 +323,14 @@ class SharedParameters(SceneRule):
     ```python
     model = torch.nn.Sequential(torch.nn.Embedding(4, 3), torch.nn.Linear(3, 4, bias=False))
     model[1].weight = model[0].weight
-    a, b = model[0].weight, model[1].weight.data
+    a, b = model[0].weight, model[1].weight
     ```
 
     ## Use instead
 
     ```python
     model = torch.nn.Sequential(torch.nn.Embedding(4, 3), torch.nn.Linear(3, 4, bias=False))
-    a, b = model[0].weight, model[1].weight.data
+    a, b = model[0].weight, model[1].weight
     ```
 
     ## Fix safety
@@ -521,28 +521,39 @@ class WrappersOverOne(SceneRule):
     ## Example
 
     ```python
-    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, local):
+            return torch.Tensor._make_wrapper_subclass(cls, local.shape)
 
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+        def __init__(self, local):
+            self.local = local
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise NotImplementedError
+
     local = torch.ones(4)
-    a = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
-    b = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    a, b = Wrapper(local), Wrapper(local.view(2, 2))
     ```
 
     ## Use instead
 
     ```python
-    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, local):
+            return torch.Tensor._make_wrapper_subclass(cls, local.shape)
 
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    a = DTensor.from_local(torch.ones(4), mesh, [Shard(0)], run_check=False)
-    b = DTensor.from_local(torch.ones(4), mesh, [Shard(0)], run_check=False)
+        def __init__(self, local):
+            self.local = local
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    local = torch.ones(4)
+    a, b = Wrapper(local), Wrapper(local.clone())
     ```
 
     ## Fix safety

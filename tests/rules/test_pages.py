@@ -24,10 +24,15 @@ from tensorplay.rules.registry import (
 SECTIONS = ["What it checks", "Why it matters", "Known limits", "Example", "Use instead", "Fix safety", "Sources"]
 
 
+_alive: list[dict] = []
+"""The last example's variables: what it does not hand in lives on as a program's does."""
+
+
 def example(code: str, section: str) -> dict:
     match = re.search(rf"## {section}\n+```python\n(.*?)```", rule_page(code), re.DOTALL)
     names: dict = {"torch": torch, "numpy": numpy, "mmap": mmap}
     exec(match[1], names)
+    _alive[:] = [names]
     return {name: value for name, value in names.items() if isinstance(value, (torch.Tensor, numpy.ndarray))}
 
 

@@ -200,11 +200,12 @@ def test_html_of_a_report_read_back_is_the_same():
     assert tp.Report.from_json(report.to_json()).html() == report.html()
 
 
-def test_place_for_the_view_chain_is_there_only_where_asked_for():
-    document = REPORTS["one"].document
+def test_view_chains_are_folded_away_only_where_asked_for():
+    document = tp.show_view_chain(torch.arange(8.0)[2:5], quiet=True).document
 
     assert "Show View Chain" in fragment(document, view_chain=True)
     assert "Show View Chain" not in fragment(document)
+    assert "narrow(dim=0, start=2, length=3)" in fragment(document)
 
 
 def test_long_evidence_is_cut_and_says_so():
