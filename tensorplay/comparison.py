@@ -16,8 +16,12 @@ from tensorplay.differences import changes_between
 from tensorplay.inspection import CALL_REFS, compare_two, outside_compiled_code, report_of
 from tensorplay.layers import Document, TensorRecord
 from tensorplay.reports import ROOTS, Read, Report
+from tensorplay.rules.layout import LayoutFacts
+from tensorplay.selection import lenient_config, select_findings
 
 __all__ = ["compare"]
+
+_LAYOUT = LayoutFacts()
 
 
 @outside_compiled_code
@@ -56,6 +60,9 @@ def compare(a: torch.Tensor | Report, b: torch.Tensor | Report) -> Report:
     ]  # fmt: skip
     report = report_of(reads, caller, report_unused=False)
     compare_two(report)
+    finding = _LAYOUT.of_pair(*report.records[:2], gradient=C.grad_object(a) is b) if len(report.records) > 1 else None
+    if finding is not None:
+        report.add_findings(select_findings([finding], caller=caller, config=lenient_config(caller)).findings)
     report.replace_document(focus="comparison")
     return report
 

@@ -194,6 +194,12 @@ class Report:
         """Set fields of the document, which stays immutable for whoever has it already."""
         self._document = msgspec.structs.replace(self.document, **fields)
 
+    def add_findings(self, findings: Iterable[Finding]) -> None:
+        """Add what a call found beside the rules over its records."""
+        self.findings = (*self.findings, *findings)
+        if self._document is not None:
+            self.replace_document(findings=self.findings)
+
     def raise_severity(self, codes: Iterable[str], severity: Severity) -> None:
         """Give the findings of some rules another severity: what is a hazard to most is a fault where it was tried."""
         codes = frozenset(codes)
