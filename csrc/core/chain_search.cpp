@@ -19,7 +19,9 @@
 // - Nothing leaves the element type of the target once it is reached.
 // Small bases and targets (is_small) get every slack, index, window and shape. Larger ones get those that the
 // sizes and strides of the target suggest; that something was left out is then remembered, and the answer is
-// not complete. Targets without cells are never complete: any shape without cells is a view of any other.
+// not complete. Nor are three operators to a target with two or more dimensions of size 1, whose strides can
+// be sums that a diagonal made on the way. Targets without cells are never complete: any shape without cells
+// is a view of any other.
 //
 // Left out without a word: steps of a slice or an unfold longer than the dimension, unless a stride of the
 // target names them; expand to sizes that are none of the target's own; element types that are neither the
@@ -165,6 +167,7 @@ ChainSearch::ChainSearch(const View& base, const View& target, int64_t max_nodes
 
 bool ChainSearch::run(int ops) {
   ops_ = ops;
+  left_out_ = left_out_ || (ops > 2 && target_units_ > 1);  // see the note
   if (ops == 1) {
     finish(base_, 0, ViewOp::kAsStrided);
   } else {
@@ -265,6 +268,9 @@ void ChainSearch::try_slices(const View& state, const Coordinates& where, int re
     if (!where.empty && where.unique && where.bands[dim].exact && state.strides[dim] != 0) {
       try_slice_of(state, dim, where.bands[dim], remaining, cost);
     } else {
+      // The outermost dimension of a target that carries: not at which cells, but from where to where.
+      const bool bounded = !where.empty && where.unique && state.strides[dim] != 0;
+      if (bounded) try_slice_of(state, dim, where.bands[dim], remaining, cost);
       try_any_slice_of(state, dim, where.empty, remaining, cost);
     }
   }

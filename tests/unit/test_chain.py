@@ -133,8 +133,8 @@ def test_large_batch_finds_what_people_write(target, most):
 
 
 def test_what_no_operator_makes_is_as_strided_and_proven():
-    base = torch.zeros(4)
-    target = base.as_strided((2, 2, 2), (1, 1, 1))
+    base = torch.zeros(2, 2)
+    target = base.as_strided((2, 2, 3), (1, 1, 0))
 
     answer = infer(base, target)
 
