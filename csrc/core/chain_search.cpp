@@ -1,6 +1,7 @@
 #include "chain_search.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "last_call.h"
@@ -9,16 +10,22 @@
 //
 // Chains are tried by length. The last operator is not searched but solved (last_call.h); those before it are
 // tried with all arguments that can matter:
-// - Where each cell of the state has one index, the target's cells fix the index of a select and the offset
-// of
-//   a diagonal, and a slice may be tight around them. A slice with slack matters only where a later operator
-//   reads the size (view, unsqueeze) and a still later one cuts the slack off, so with two operators to come.
+// - Where each cell of the state has one index, the cells of the target fix the index of a select and the
+//   offset of a diagonal, and a slice may be tight around them. A slice with slack matters only where a later
+//   operator reads the size (view, unsqueeze) and a still later one cuts the slack off: two operators to
+//   come.
 // - permute moves behind every operator that does not look at the order of the dimensions.
-// - Nothing leaves the target's element type once it is reached.
-// Small states (is_small) get every slack, index, window and shape; larger ones those that the target's sizes
-// and strides suggest, and what that leaves out is counted as left out. So are all arguments past the first
-// for states without cells. Left out everywhere, and not counted: steps longer than the dimension, and expand
-// to sizes that do not come from the target's own.
+// - Bits that only need another name (dtype of the same width, conj) get it at once.
+// - Nothing leaves the element type of the target once it is reached.
+// Small bases and targets (is_small) get every slack, index, window and shape. Larger ones get those that the
+// sizes and strides of the target suggest; that something was left out is then remembered, and the answer is
+// not complete. Nor are three operators to a target with two or more dimensions of size 1, whose strides can
+// be sums that a diagonal made on the way. Targets without cells are never complete: any shape without cells
+// is a view of any other.
+//
+// Left out without a word: steps of a slice or an unfold longer than the dimension, unless a stride of the
+// target names them; expand to sizes that are none of the target's own; element types that are neither the
+// base's nor the target's nor the complex or real partner of the latter.
 
 namespace tensorplay {
 namespace {
@@ -26,6 +33,7 @@ namespace {
 constexpr int64_t kSmallSize = 8;
 constexpr int64_t kSmallCount = 64;
 constexpr int kMaxPermutedDims = 6;
+constexpr int64_t kMostSteps = 1024;
 // Looked at after the first chain of a length, for a plainer one of the same length.
 constexpr int64_t kNodesForPlainer = 1'500;
 
@@ -153,10 +161,13 @@ ChainSearch::ChainSearch(const View& base, const View& target, int64_t max_nodes
     }
   }
   all_small_ = target_count_ > 0 && is_small(base) && is_small(target);
+  // A diagonal makes one of two, with the sum of their strides.
+  most_ones_ = target_ones_ + (all_small_ && target_units_ > 0 ? 1 : 0);
 }
 
 bool ChainSearch::run(int ops) {
   ops_ = ops;
+  left_out_ = left_out_ || (ops > 2 && target_units_ > 1);  // see the note
   if (ops == 1) {
     finish(base_, 0, ViewOp::kAsStrided);
   } else {
@@ -257,6 +268,9 @@ void ChainSearch::try_slices(const View& state, const Coordinates& where, int re
     if (!where.empty && where.unique && where.bands[dim].exact && state.strides[dim] != 0) {
       try_slice_of(state, dim, where.bands[dim], remaining, cost);
     } else {
+      // The outermost dimension of a target that carries: not at which cells, but from where to where.
+      const bool bounded = !where.empty && where.unique && state.strides[dim] != 0;
+      if (bounded) try_slice_of(state, dim, where.bands[dim], remaining, cost);
       try_any_slice_of(state, dim, where.empty, remaining, cost);
     }
   }
@@ -288,6 +302,10 @@ void ChainSearch::try_slice_of(const View& state, int dim, const Band& band, int
   // All divisors: a step that is shorter leaves the rest to an operator that mixes this dimension with
   // others.
   for (int64_t step = 1; step <= band.common / step; ++step) {
+    if (step > kMostSteps) {
+      left_out_ = true;
+      break;
+    }
     if (band.common % step != 0) continue;
     for (const int64_t each : {step, band.common / step}) {
       slice(band.first, (band.last - band.first) / each + 1, each);
@@ -312,6 +330,7 @@ void ChainSearch::try_slack(const View& state, int dim, const Band& band, int64_
     }
     return;
   }
+  if (size > std::numeric_limits<int64_t>::max() / 4) return;  // the sums below stay within 64 bits
   Few units;
   for (int i = 0; i < target_.dims; ++i) {
     const auto wanted = target_stride(target_, state, i);
@@ -343,7 +362,7 @@ void ChainSearch::try_any_slice_of(const View& state, int dim, bool empty, int r
   const int64_t stride = state.strides[dim];
   const auto slice = [&](int64_t start, int64_t length, int64_t step) {
     if (length == size && step == 1) return;
-    if (length > 0 && (length - 1) * step > size - 1 - start) return;
+    if (length > 0 && (start >= size || (size - 1 - start) / step < length - 1)) return;
     attempt(state, slice_call(dim, start, length, step), remaining, cost);
   };
   if (stride == 0) {
@@ -405,17 +424,17 @@ void ChainSearch::try_views(const View& state, int remaining, int cost) {
     shapes_before_last(state, target_, shapes);
   } else if (exhaustive(count != 1)) {
     shapes_by_factors(state, shapes);
-    add_ones(target_ones_, shapes);
+    add_ones(most_ones_, shapes);
   } else {
     shapes_by_target(state, target_, shapes);
-    add_ones(target_ones_, shapes);
+    add_ones(most_ones_, shapes);
   }
   for (const Shape& shape : shapes) attempt(state, ViewCall(ViewOp::kView, shape.values()), remaining, cost);
 }
 
 void ChainSearch::try_unsqueezes(const View& state, int remaining, int cost) {
   const auto ones = std::count(state.sizes.begin(), state.sizes.begin() + state.dims, 1);
-  if (ones >= target_ones_) return;
+  if (ones >= most_ones_) return;
   for (int dim = 0; dim <= state.dims; ++dim) {
     attempt(state, ViewCall(ViewOp::kUnsqueeze, {dim}), remaining, cost);
   }
@@ -538,10 +557,10 @@ void ChainSearch::try_unfolds(const View& state, const Coordinates& where, int r
       for (int i = target_.dims - 1; i >= 0; --i) {
         for (const int64_t step :
              steps) {  // the widest of as many windows, for a slice with a step, and the narrowest
-          int64_t between = 0;
-          if (target_.sizes[i] == 0 || __builtin_mul_overflow(target_.sizes[i], step, &between)) continue;
-          windows.add_between(size - between + step, 1, size);
-          windows.add_between(size - between + 1, 1, size);
+          int64_t all = 0;
+          if (target_.sizes[i] == 0 || __builtin_mul_overflow(target_.sizes[i], step, &all)) continue;
+          windows.add_between(size - (all - step), 1, size);
+          windows.add_between(size - all + 1, 1, size);
         }
         windows.add_between(target_.sizes[i], 0, size);
         if (!__builtin_mul_overflow(trailing, target_.sizes[i], &trailing))
@@ -562,7 +581,8 @@ void ChainSearch::try_unfolds(const View& state, const Coordinates& where, int r
       }
       if (target_.dims > 0 && stride > 0 && target_.element == state.element) {
         const int64_t behind = (target_.offset - state.offset) / stride;
-        windows.add_between(target_.sizes[target_.dims - 1] + behind, 1, size);
+        if (behind < size)
+          windows.add_between(std::min(target_.sizes[target_.dims - 1], size) + behind, 1, size);
       }
     }
     for (const int64_t window : windows) {
@@ -603,9 +623,9 @@ void ChainSearch::try_permutes(const View& state, int remaining, int cost) {
   int64_t count = 0;
   if (!count_view(state, count)) return;
   const bool type_changes = state.element != target_.element;
-  const bool view_can_follow =
-      remaining > 2 || (count == target_count_ && state.offset == target_.offset && !type_changes);
-  const bool restrides_ones = target_units_ > 0 || count == 0;
+  const bool in_place = remaining > 2 || (state.offset == target_.offset && !type_changes);
+  const bool view_can_follow = in_place && (remaining > 2 || count == target_count_);
+  const bool restrides_ones = in_place && (target_units_ > 0 || count == 0);
   bool any_join = false;
   for (int a = 0; a < state.dims; ++a) {
     for (int b = 0; b < state.dims; ++b) {

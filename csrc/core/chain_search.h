@@ -93,6 +93,7 @@ class ChainSearch {
   const View target_;
   int64_t target_count_ = 0;
   int target_ones_ = 0;   // dimensions of the target that a dimension of size 1 can become
+  int most_ones_ = 0;     // worth having on the way
   int target_units_ = 0;  // dimensions of size 1
   int target_zeros_ = 0;  // dimensions that an expand can make
   bool all_small_ = false;

@@ -49,10 +49,10 @@ struct Axes {
 bool sort_nested(Axes& state) {
   std::sort(state.axes.begin(), state.axes.begin() + state.count,
             [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
-  int64_t extent = 1;
+  int64_t reach = 0;  // within 64 bits: the highest cell is
   for (int i = state.count - 1; i >= 0; --i) {
-    if (state.axes[i].stride < extent) return false;
-    extent += (state.axes[i].size - 1) * state.axes[i].stride;
+    if (state.axes[i].stride <= reach) return false;
+    reach += (state.axes[i].size - 1) * state.axes[i].stride;
   }
   return true;
 }

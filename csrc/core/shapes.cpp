@@ -188,22 +188,57 @@ void add_orders(const Shape& goal, std::vector<Shape>& shapes) {
   }
 }
 
+// Lengths that a dimension under a diagonal can have: up to the next step outwards from the one inwards,
+// which are strides of the target or ends of chunks; next to the other such dimension, by the diagonal's own
+// stride.
+Few lengths_under_diagonal(const View& state, const View& target) {
+  Few steps;
+  Few ends;
+  for (const Chunk& chunk : chunks_of(state)) {
+    int64_t end = 0;
+    steps.add(chunk.stride);
+    if (!__builtin_mul_overflow(chunk.count, chunk.stride, &end)) ends.add(end);
+  }
+  for (int i = 0; i < target.dims; ++i) {
+    const auto stride = target_stride(target, state, i);
+    int64_t end = 0;
+    if (!stride) continue;
+    ends.add(*stride);
+    if (!__builtin_mul_overflow(target.sizes[i], *stride, &end)) steps.add(end);
+  }
+  const auto diagonal = target_stride(target, state, target.dims - 1);
+  Few lengths;
+  for (const int64_t step : steps) {
+    if (step == 0) continue;
+    for (const int64_t end : ends) lengths.add(end / step);
+    if (diagonal) lengths.add(*diagonal / step - 1);
+  }
+  return lengths;
+}
+
 // The result of a diagonal is the last dimension; the two before it are as long or longer.
-void add_before_diagonal(const Shape& goal, int64_t count, std::vector<Shape>& shapes) {
+void add_before_diagonal(const View& state, const View& target, int64_t count, std::vector<Shape>& shapes) {
+  constexpr int64_t kMostTried = 4096;
+  const Shape goal = shape_of(target);
   const int last = goal.count - 1;
   const Shape kept = goal.without(last);
   const int64_t others = count_others(goal, last);
   if (others <= 0 || count % others != 0) return;
   const int64_t both = count / others;
-  for (int64_t a = std::max<int64_t>(goal.sizes[last], 1); a <= both / a; ++a) {
-    if (both % a != 0) continue;
+  const auto add = [&](int64_t a) {
+    if (a < std::max<int64_t>(goal.sizes[last], 1) || both % a != 0 || both / a < goal.sizes[last]) return;
     for (int i = 0; i <= kept.count; ++i) {
       for (int j = i + 1; j <= kept.count + 1; ++j) {
         shapes.push_back(kept.with(i, a).with(j, both / a));
-        if (a * a != both) shapes.push_back(kept.with(i, both / a).with(j, a));
+        if (a != both / a) shapes.push_back(kept.with(i, both / a).with(j, a));
       }
     }
+  };
+  if (both > kMostTried) {
+    for (const int64_t length : lengths_under_diagonal(state, target)) add(length);
+    return;
   }
+  for (int64_t a = 1; a <= both / a; ++a) add(a);
 }
 
 // Ones where expand stretches; of those in front also fewer.
@@ -265,7 +300,7 @@ void shapes_before_last(const View& state, const View& target, std::vector<Shape
     for (int i = 0; i <= goal.count; ++i) shapes.push_back(goal.with(i, count / target_count));
   }
   for (int dim = 0; dim < goal.count; ++dim) add_resized(goal, dim, count, shapes);  // before slice
-  if (goal.count >= 1) add_before_diagonal(goal, count, shapes);
+  if (goal.count >= 1) add_before_diagonal(state, target, count, shapes);
   if (goal.count >= 2) {  // before unfold, whose window is the last dimension
     const Shape kept = goal.without(goal.count - 1);
     for (int dim = 0; dim < kept.count; ++dim) add_resized(kept, dim, count, shapes);

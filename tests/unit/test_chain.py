@@ -63,7 +63,7 @@ F = torch.zeros(4, 6, 5)
 Z = torch.zeros(4, 6, dtype=torch.complex64)
 
 ONE_OP = [
-    (F, F.alias() if hasattr(F, "alias") else F[:], []),
+    (F, F[:], []),
     (F, F[2], [("select", {"dim": 0, "index": 2})]),
     (F, F[:, :, 3], [("select", {"dim": 2, "index": 3})]),
     (F, F[1:3], [("narrow", {"dim": 0, "start": 1, "length": 2})]),
@@ -133,8 +133,8 @@ def test_large_batch_finds_what_people_write(target, most):
 
 
 def test_what_no_operator_makes_is_as_strided_and_proven():
-    base = torch.zeros(4, 4)
-    target = base.as_strided((2, 2, 2), (3, 4, 5))
+    base = torch.zeros(2, 2)
+    target = base.as_strided((2, 2, 3), (1, 1, 0))
 
     answer = infer(base, target)
 
@@ -206,6 +206,8 @@ BASES = [
     lambda: torch.zeros(3, 1).expand(3, 4),
     lambda: torch.zeros(4, 6).t(),
     lambda: torch.zeros(6, 8)[1:5, ::2],
+    lambda: torch.zeros(128, 256),
+    lambda: torch.zeros(24, 36).t(),
 ]
 
 
