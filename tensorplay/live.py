@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,23 +30,27 @@ class LiveTensor(NamedTuple):
 
 
 class Live:
-    """The tensors alive at one moment. Holds a reference to each: made for one call, and dropped with it."""
+    """The tensors alive at one moment, looked for on first use.
 
-    def __init__(self) -> None:
-        self.tensors = C.live_tensors()
-        self._groups, storages = C.group_by_storage(self.tensors)
-        self.storages: list[int] = list(storages)
-        """Address of each group's storage; 0 for a tensor without one."""
+    Holds a reference to each: made for one call, and dropped with it.
+    """
 
-    def __len__(self) -> int:
-        return len(self.tensors)
+    @functools.cached_property
+    def tensors(self) -> list[Any]:
+        """The tensors."""
+        return C.live_tensors()
+
+    @functools.cached_property
+    def _grouped(self) -> tuple[memoryview, memoryview]:
+        return C.group_by_storage(self.tensors)
 
     def over(self, storages: Iterable[int]) -> dict[int, list[LiveTensor]]:
         """Answer the live tensors over some storages, by the storage's address."""
         wanted = set(storages) - {0}
-        groups = {number: address for number, address in enumerate(self.storages) if address in wanted}
+        numbers, storages = self._grouped
+        groups = {number: address for number, address in enumerate(storages) if address in wanted}
         found: dict[int, list[LiveTensor]] = {address: [] for address in wanted}
-        for index, number in enumerate(self._groups):
+        for index, number in enumerate(numbers):
             if number in groups:
                 found[groups[number]].append(self.read(index))
         return found
@@ -55,13 +60,6 @@ class Live:
         tensor = self.tensors[index]
         record = C.read(tensor, 3)
         return LiveTensor(tensor, record)
-
-    def shared(self) -> Iterator[list[int]]:
-        """Answer the tensors of each storage that has several, by their index."""
-        members: dict[int, list[int]] = {}
-        for index, number in enumerate(self._groups):
-            members.setdefault(number, []).append(index)
-        return (indices for number, indices in members.items() if len(indices) > 1 and self.storages[number])
 
 
 def live_roots() -> list[Any]:

@@ -29,6 +29,8 @@ from tensorplay.words import describe
 __all__ = ["ChainReport", "chain_of", "chains_below", "record_views", "show_view_chain"]
 
 _MOST_ALIASES = 8
+_PATIENT_NODES = 3_000_000
+"""Geometries looked at, half a second at most, for the one view in five hundred whose chain is not found at once."""
 
 
 class record_views:
@@ -113,7 +115,7 @@ def show_view_chain(x: torch.Tensor, *, base: torch.Tensor | None = None, quiet:
         TypeError: x or base is no tensor.
         ValueError: base lies in another storage.
 
-    Cost: a scan of the process's objects, and below a millisecond. Runs the recorded view operators on meta tensors of
+    Cost: a scan of the process's objects, and below a millisecond; half a second where a chain is hard to find. Runs the recorded view operators on meta tensors of
         its own, and nothing on x.
 
     Source: torch/csrc/autograd/variable.h ``ViewInfo``, ``DifferentiableViewMeta``; torch/csrc/autograd/generated/
@@ -538,6 +540,8 @@ def _from_nodes(x: torch.Tensor, start: _Geometry, target: _Geometry) -> _Solved
 def _inferred(start: _Geometry, target: _Geometry) -> _Solved:
     """Solve the operators from the two geometries."""
     answer = C.infer_chain(start, target)
+    if not answer["complete"] and answer["steps"][-1][0] == "as_strided":
+        answer = C.infer_chain(start, target, max_nodes=_PATIENT_NODES)
     steps = []
     at = start
     for op, args, shape, stride, offset, dtype in answer["steps"]:

@@ -335,7 +335,7 @@ def recommend_fix(x: torch.Tensor | BaseException, *, write: str | None = None) 
     Source: as for is_safe_view().
     """
     caller = Caller.at(sys._getframe(1))
-    if isinstance(x, BaseException):
+    if issubclass(type(x), BaseException):
         return _fixes_of_error(x, write)
     read = read_one(x, "recommend_fix", calls=2)
     report = report_of([read], caller, report_unused=False, rules=_RULES)
