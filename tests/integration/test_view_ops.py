@@ -144,13 +144,15 @@ def test_chains_reproduce_the_geometry_without_recording(requires_grad, show):
 # -- random compositions ----------------------------------------------------------------------------------------------
 
 
+KINDS = ("select", "slice", "narrow", "transpose", "permute", "t", "view", "unflatten", "flatten", "squeeze",
+         "unsqueeze", "expand", "diagonal", "unfold", "real", "imag", "view_as_real", "dtype", "chunk",
+         "unbind")  # fmt: skip
+
+
 def random_view(x: torch.Tensor, choose: random.Random) -> torch.Tensor:
     """One view operator with arguments that fit; the tensor itself where none of that kind does."""
     dims = x.dim()
-    kind = choose.choice(
-        "select slice narrow transpose permute t view unflatten flatten squeeze unsqueeze expand diagonal unfold "
-        "real imag view_as_real dtype chunk unbind".split()
-    )
+    kind = choose.choice(KINDS)
     dim = choose.randrange(dims) if dims else 0
     size = x.shape[dim] if dims else 0
     if kind == "unsqueeze" and dims < 6:
