@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorplay.layers import ViewChain
+from tensorplay.layers import ViewChain, ViewStep
 from tensorplay.render.steps import BEGINS, step_text
 from tensorplay.render.svg import Arrow, Box, Picture, diagram
 from tensorplay.words import shape_text, visible
@@ -18,12 +18,10 @@ def chain_picture(chain: ViewChain) -> Picture:
     words = [f"{BEGINS[chain.begins]} {chain.base}: {chain.dtype}{shape_text(chain.shape)}"]
     for number, step in enumerate(chain.steps, 1):
         is_last = number == len(chain.steps)
-        lines: tuple[str, ...] = (chain.name,) if is_last else ()
-        lines += (f"{step.dtype}{shape_text(step.shape)}", f"stride {shape_text(step.stride)}")
-        lines += (f"offset {step.storage_offset}", step.source)
-        boxes.append(Box(str(number), number, lines))
-        arrows.append(Arrow(str(number - 1), str(number), "arrow", step_text(step)))
-        headings.append("tensor" if is_last else f"step {number}")
+        lines = (f"{step.dtype}{shape_text(step.shape)}", *_lines(step), step.source)
+        boxes.append(Box(str(number), number, (step_text(step), *lines)))
+        arrows.append(Arrow(str(number - 1), str(number)))
+        headings.append(chain.name if is_last else f"step {number}")
         words.append(f"{step_text(step)}: {step.dtype}{shape_text(step.shape)}, {step.source}")
     for number, alias in enumerate(chain.aliases):
         boxes.append(Box(f"a{number}", 0, (alias.name, "alias, no view"), "ghost"))
@@ -31,8 +29,8 @@ def chain_picture(chain: ViewChain) -> Picture:
     return diagram(f"view chain of {chain.name}", headings, boxes, arrows, words)
 
 
-def _lines(chain: ViewChain) -> tuple[str, ...]:
-    return f"stride {shape_text(chain.stride)}", f"offset {chain.storage_offset}"
+def _lines(at: ViewChain | ViewStep) -> tuple[str, ...]:
+    return f"stride {shape_text(at.stride)}", f"offset {at.storage_offset}"
 
 
 def _form(stride: tuple[int, ...], offset: int) -> str:
