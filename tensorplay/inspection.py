@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import warnings
@@ -25,7 +26,7 @@ from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_r
 from tensorplay.rules.foreign import NotMapped
 from tensorplay.rules.registry import SceneRule, record_rules, scene_rules
 from tensorplay.scene import Lent, Scene
-from tensorplay.selection import lenient_config, select_findings
+from tensorplay.selection import Selection, lenient_config, select_findings
 from tensorplay.walk import find_tensors, is_parameter
 from tensorplay.words import bytes_text
 
@@ -404,13 +405,19 @@ def _read_all(
 def report_of(
     reads: list[Read], caller: Caller, *, report_unused: bool, rules: Sequence[SceneRule] = (), **fields: Any
 ) -> Report:
-    """Ask the rules and make the report; where there is nothing to say, names are left for later."""
-    if not report_unused and not _suspects(reads) and not (rules and any(_explain_scene(Scene(reads), rules))):
-        return Report(reads, (), caller=caller, **fields)
+    """Ask the rules and make the report; where nobody prints it, names and explanations are left for later."""
+    if not report_unused and not rules:
+        pending = functools.partial(_explained, caller) if _suspects(reads) else None
+        return Report(reads, (), caller=caller, pending=pending, **fields)
+    reads, selection = _explained(caller, reads, rules)
+    return Report(reads, selection.findings, **fields, **selection.fields())
+
+
+def _explained(caller: Caller, reads: list[Read], rules: Sequence[SceneRule] = ()) -> tuple[list[Read], Selection]:
+    """Name the tensors as the caller does, and explain what is wrong with them."""
     reads = name_roots(reads, caller)
     findings = [*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules)]
-    selection = select_findings(findings, caller=caller, config=lenient_config(caller))
-    return Report(reads, selection.findings, **fields, **selection.fields())
+    return reads, select_findings(findings, caller=caller, config=lenient_config(caller))
 
 
 _Suspects = list[tuple[int, Read, Any]]

@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -34,6 +34,7 @@ from tensorplay.words import needs_ascii, plural
 
 if TYPE_CHECKING:
     from tensorplay.arrays import Owner
+    from tensorplay.selection import Selection
 
 __all__ = ["ROOTS", "Read", "Report", "Verdict", "inner_model", "name_roots"]
 
@@ -130,7 +131,7 @@ class Report:
     Holds no reference to any tensor. ``str(report)`` is the terminal text; ``to_json()`` the published schema.
     """
 
-    __slots__ = ("_caller", "_document", "_fields", "_made", "_reads", "findings")
+    __slots__ = ("_caller", "_document", "_fields", "_findings", "_made", "_pending", "_reads")
 
     def __init__(
         self,
@@ -138,14 +139,17 @@ class Report:
         findings: tuple[Finding, ...] = (),
         *,
         caller: Caller | None = None,
+        pending: Callable[[list[Read]], tuple[list[Read], Selection]] | None = None,
         **fields: Any,
     ) -> None:
         self._reads = reads
+        # Explaining takes names from the source: left until somebody looks.
+        self._pending = pending
         self._caller = caller
         self._fields = fields
         self._made = (time.time(), os.getpid())
         self._document: Document | None = None
-        self.findings = findings
+        self._findings = findings
 
     @classmethod
     def from_document(cls: type[_AnyReport], document: Document) -> _AnyReport:
@@ -178,6 +182,7 @@ class Report:
     @property
     def document(self) -> Document:
         """The report as plain immutable data, made on first use."""
+        self._settle()
         if self._document is None:
             # Two threads may both come here: each makes the same document, and nothing else is changed.
             reads = self._reads if self._caller is None else name_roots(self._reads, self._caller)
@@ -185,7 +190,7 @@ class Report:
                 schema_version=SCHEMA_VERSION,
                 provenance=_provenance(*self._made),
                 records=tuple(read.model() for read in reads),
-                findings=self.findings,
+                findings=self._findings,
                 **self._fields,
             )
         return self._document
@@ -194,21 +199,37 @@ class Report:
         """Set fields of the document, which stays immutable for whoever has it already."""
         self._document = msgspec.structs.replace(self.document, **fields)
 
+    def _settle(self) -> None:
+        """Explain what was suspected, if nobody looked before. Two threads may both do it, with the same result."""
+        pending = self._pending
+        if pending is not None:
+            reads, selection = pending(self._reads)
+            self._findings = selection.findings
+            self._fields = {**self._fields, **selection.fields()}
+            self._reads, self._caller = reads, None
+            self._pending = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the rules found."""
+        self._settle()
+        return self._findings
+
     def add_findings(self, findings: Iterable[Finding]) -> None:
         """Add what a call found beside the rules over its records."""
-        self.findings = (*self.findings, *findings)
+        self._findings = (*self.findings, *findings)
         if self._document is not None:
-            self.replace_document(findings=self.findings)
+            self.replace_document(findings=self._findings)
 
     def raise_severity(self, codes: Iterable[str], severity: Severity) -> None:
         """Give the findings of some rules another severity: what is a hazard to most is a fault where it was tried."""
         codes = frozenset(codes)
-        self.findings = tuple(
+        self._findings = tuple(
             msgspec.structs.replace(finding, severity=severity) if finding.code in codes else finding
             for finding in self.findings
         )
         if self._document is not None:
-            self.replace_document(findings=self.findings)
+            self.replace_document(findings=self._findings)
 
     @property
     def records(self) -> tuple[TensorRecord, ...]:
