@@ -38,7 +38,8 @@ SIGNATURES = {
     "is_tensor": "(object: object, /) -> TypeGuard[torch.Tensor]",
     "impl_data_address": "(tensor: object, /) -> int | None",
     "saved_tensors": (
-        "(roots: Sequence[torch.Tensor], sharing_counter_with: torch.Tensor | None = None, /) -> "
+        "(roots: Sequence[torch.Tensor], sharing_counter_with: torch.Tensor | None = None, "
+        "storages: Sequence[int] | None = None, /) -> "
         "tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]"
     ),
     "view_nodes": ("(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]"),

@@ -469,7 +469,7 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
 
-def saved_tensors(roots: Sequence[torch.Tensor], sharing_counter_with: torch.Tensor | None = None, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
+def saved_tensors(roots: Sequence[torch.Tensor], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
     """Answer what the graphs behind some tensors saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:

@@ -151,7 +151,7 @@ class Scene:
         live = Live()
         over = live.over(group.address for group in wanted)
         saved: dict[int, list[Any]] = {group.address: [] for group in wanted}
-        for *_, record, _ in C.saved_tensors(live.tensors)[0]:
+        for *_, record, _ in C.saved_tensors(live.tensors, None, [group.address for group in wanted])[0]:
             storage = None if record is None else record.storage
             if storage is not None and storage.address in saved:
                 saved[storage.address].append(record)

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/node.h>
 
-#include <cstring>
+#include <unordered_set>
 
 #include "../core/graph.h"
 #include "../core/read.h"
@@ -56,7 +56,10 @@ PyObject* record_of(const at::TensorBase& tensor) {
 // Makes (node, address, argument, index, state, expected_version, record, root) of each slot that is wanted.
 class SavedList : public GraphVisitor {
  public:
-  SavedList(PyObject* list, const void* counter) : list_(list), counter_(counter) {}
+  // Of all slots those that hold a tensor with this version counter, or in one of these storages; all, where
+  // neither is given.
+  SavedList(PyObject* list, const void* counter, const std::unordered_set<const void*>* storages)
+      : list_(list), counter_(counter), storages_(storages) {}
 
   bool failed() const { return failed_; }
   size_t nodes() const { return nodes_; }
@@ -86,47 +89,70 @@ class SavedList : public GraphVisitor {
 
  private:
   bool is_wanted(const SavedFacts& saved) const {
-    if (counter_ == nullptr) return true;
+    if (counter_ == nullptr && storages_ == nullptr) return true;
     if (saved.state != SlotState::kHeld) return false;
-    return version_counter_of(*saved.tensor->unsafeGetTensorImpl()) == counter_;
+    const c10::TensorImpl& impl = *saved.tensor->unsafeGetTensorImpl();
+    if (counter_ != nullptr) return version_counter_of(impl) == counter_;
+    return storages_->contains(impl.unsafe_storage().unsafeGetStorageImpl());
   }
 
   PyObject* list_;
   const void* counter_;
+  const std::unordered_set<const void*>* storages_;
   size_t nodes_ = 0;
   size_t busy_ = 0;
   bool failed_ = false;
 };
 
+// False with an exception set.
+bool read_addresses(PyObject* sequence, std::unordered_set<const void*>& out) {
+  PyObject* fast = PySequence_Fast(sequence, "saved_tensors() takes a sequence of addresses");
+  if (fast == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
+    const unsigned long long value = PyLong_AsUnsignedLongLong(PySequence_Fast_GET_ITEM(fast, i));
+    if (PyErr_Occurred() != nullptr) break;
+    out.insert(reinterpret_cast<const void*>(value));
+  }
+  Py_DECREF(fast);
+  return PyErr_Occurred() == nullptr;
+}
+
+bool read_roots(PyObject* sequence, std::vector<const Node*>& out) {
+  PyObject* fast = PySequence_Fast(sequence, "saved_tensors() takes a sequence of tensors");
+  if (fast == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
+    const at::Tensor* tensor = need_tensor(PySequence_Fast_GET_ITEM(fast, i));
+    if (tensor == nullptr) break;
+    out.push_back(grad_fn_of(*tensor->unsafeGetTensorImpl()));
+  }
+  Py_DECREF(fast);
+  return PyErr_Occurred() == nullptr;
+}
+
 PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 1, 2, "saved_tensors(roots, sharing_counter_with=None)")) return nullptr;
+  if (!need_arguments(count, 1, 3, "saved_tensors(roots, sharing_counter_with=None, storages=None)")) {
+    return nullptr;
+  }
   return guarded([&]() -> PyObject* {
     const void* counter = nullptr;
     if (count > 1 && args[1] != Py_None) {
       const at::Tensor* tensor = need_tensor(args[1]);
       if (tensor == nullptr) return nullptr;
       counter = version_counter_of(*tensor->unsafeGetTensorImpl());
+      // An inference tensor has no counter, and nothing can have saved it.
+      if (counter == nullptr) return Py_BuildValue("([]nn)", Py_ssize_t{0}, Py_ssize_t{0});
     }
-    PyObject* fast = PySequence_Fast(args[0], "saved_tensors() takes a sequence of tensors");
-    if (fast == nullptr) return nullptr;
+    std::unordered_set<const void*> storages;
+    const bool by_storage = count > 2 && args[2] != Py_None;
+    if (by_storage && !read_addresses(args[2], storages)) return nullptr;
     std::vector<const Node*> roots;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
-      const at::Tensor* tensor = need_tensor(PySequence_Fast_GET_ITEM(fast, i));
-      if (tensor == nullptr) {
-        Py_DECREF(fast);
-        return nullptr;
-      }
-      roots.push_back(grad_fn_of(*tensor->unsafeGetTensorImpl()));
-    }
+    if (!read_roots(args[0], roots)) return nullptr;
     PyObject* list = PyList_New(0);
-    SavedList saved(list, counter);
-    // An inference tensor has no counter, and nothing can have saved it.
-    if (list != nullptr && (counter != nullptr || count < 2 || args[1] == Py_None)) {
-      walk_graph(roots, saved_by_python, saved);
-    }
-    Py_DECREF(fast);
-    if (list == nullptr || saved.failed()) {
-      Py_XDECREF(list);
+    if (list == nullptr) return nullptr;
+    SavedList saved(list, counter, by_storage ? &storages : nullptr);
+    walk_graph(roots, saved_by_python, saved);
+    if (saved.failed()) {
+      Py_DECREF(list);
       return nullptr;
     }
     return Py_BuildValue("(Nnn)", list, static_cast<Py_ssize_t>(saved.nodes()),
@@ -191,7 +217,8 @@ PyObject* view_of(PyObject*, PyObject* object) {
 
 PyMethodDef methods[] = {
     {"saved_tensors", fast_call(saved_tensors), METH_FASTCALL,
-     "saved_tensors(roots, sharing_counter_with=None, /)\n--\n\nAnswer what the graphs behind some tensors "
+     "saved_tensors(roots, sharing_counter_with=None, storages=None, /)\n--\n\nAnswer what the graphs behind "
+     "some tensors "
      "saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), "
      "the number of nodes, and of those another thread held."},
     {"view_nodes", view_nodes, METH_O,
