@@ -197,7 +197,7 @@ def _shared(address: int, group: list[_Member], unreached: int) -> SharedStorage
         nbytes=nbytes,
         visible_nbytes=visible,
         dead_nbytes=None if visible is None else nbytes - visible,
-        overlap=_overlap(group, regions, visible),
+        overlap=_overlap(group, regions, nbytes),
         members=tuple(_member(member) for member in group),
         use_count=first.storage.use_count,
         unreached_owners=unreached,
@@ -221,16 +221,27 @@ def _member(member: _Member, origin: int = 0) -> SharedMember:
     )
 
 
-def _overlap(group: Sequence[_Member], regions: Sequence[Any], visible: int | None) -> SharedOverlap:
-    """Say how all members lie to each other; many of them are told by their sums before any pair is looked at."""
+def _overlap(group: Sequence[_Member], regions: Sequence[Any], nbytes: int) -> SharedOverlap:
+    """Say how all members lie to each other, by sums where they tell it: there may be very many pairs."""
     if len(regions) < len(group):
         return "too_hard"
-    each = [member.record.extent.visible_nbytes for member in group]
-    if visible is not None and None not in each and sum(each) == visible:
-        return "disjoint" if len(group) > 1 else "identical"
-    if len(set(regions)) == 1:
-        return "identical"
-    return _of_pairs(regions)
+    sizes = {r: member.record.extent.visible_nbytes for r, member in zip(regions, group, strict=True)}
+    left = list(sizes)
+    twice = len(left) < len(regions)
+    while None not in sizes.values() and (total := C.coverage_of(left, nbytes)[0]) is not None:
+        if len(left) == 1:
+            return "nested" if len(sizes) > 1 else "identical"
+        if sum(sizes[r] for r in left) == total:  # no byte is reached twice
+            return "nested" if twice else "disjoint"
+        # Those that reach all that the others do hold them.
+        inside = [r for r in left if sizes[r] != total]
+        if len(inside) == len(left):
+            break
+        if not inside:
+            return "nested" if len(left) < len(sizes) else "identical"
+        left, twice = inside, True
+    found = _of_pairs(left)
+    return "nested" if twice and found in ("disjoint", "identical") else found
 
 
 def _of_pairs(regions: Sequence[Any]) -> SharedOverlap:
