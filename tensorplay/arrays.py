@@ -41,6 +41,8 @@ class Owner(NamedTuple):
     """``id()`` of every array and buffer on the way."""
     lenders: tuple[Lender, ...]
     """Those with a block of their own, the nearest first."""
+    sole: bool = False
+    """Whether nobody but the borrower, and each hand on the way for the next, refers to any of them."""
 
     def lost(self, span: tuple[int, int]) -> Lender | None:
         """Answer the first lender whose block does not hold these addresses."""
@@ -48,6 +50,8 @@ class Owner(NamedTuple):
 
 
 _MOST_HANDS = 100
+# What sys.getrefcount() counts of an argument that nobody but the call has: one more before Python 3.11.
+_REFS_OF_ARGUMENT = (lambda argument: sys.getrefcount(argument))(object())
 # Their buffers are C code; a memoryview holds an export of what is behind it, so that this cannot move.
 _BUFFERS = (bytearray, bytes, mmap.mmap, array_type)
 
@@ -138,7 +142,10 @@ def _owner(obj: Any) -> Owner | None:
     """Follow memory from hand to hand: to the base of an array, the producer of a tensor, what a memoryview shows."""
     ids: list[int] = []
     lenders: list[Lender] = []
+    sole = True
     while obj is not None and len(ids) < _MOST_HANDS:
+        # The hand before it is one more, and the only one where nobody else has it.
+        sole = sole and sys.getrefcount(obj) <= 1 + (2 if ids else _REFS_OF_ARGUMENT)
         name = class_name(type(obj))
         ids.append(id(obj))
         if is_array_class(type(obj)):
@@ -146,7 +153,7 @@ def _owner(obj: Any) -> Owner | None:
             if base is None:  # its own block, whatever strides say
                 begin = _address(obj)
                 lenders.append(Lender(name, begin, begin + _ask(obj, "nbytes")))
-            obj = base
+            obj, base = base, None
         elif C.is_tensor(obj):
             record = C.read(obj, 1)
             if record.data is None or record.storage is None or not isinstance(record.storage.nbytes, int):
@@ -165,7 +172,7 @@ def _owner(obj: Any) -> Owner | None:
             break
         else:
             break
-    return Owner(tuple(ids), tuple(lenders)) if ids else None
+    return Owner(tuple(ids), tuple(lenders), sole) if ids else None
 
 
 def _is_buffer(cls: type) -> bool:

@@ -74,8 +74,28 @@ def _compare_reports(before: Report, after: Report) -> Report:
     if not one.keys() & two.keys() and len(one) == len(two):
         one = dict(zip(two, one.values(), strict=True))
     report = Report.from_document(later)
-    report.replace_document(changes=tuple(changes_between(one, two)), label=None)
+    notes = (_same_addresses(one[name], record) for name, record in two.items() if name in one)
+    report.replace_document(
+        changes=tuple(changes_between(one, two)), notes=tuple(filter(None, notes)), label=None, focus=None
+    )
     return report
+
+
+_ADDRESSES = {"TensorImpl": "impl.address", "StorageImpl": "storage.address", "data": "data.pointer"}
+
+
+def _same_addresses(before: TensorRecord, after: TensorRecord) -> str | None:
+    """Say what equal addresses in two reports do not prove."""
+    same = []
+    for word, field in _ADDRESSES.items():
+        layer, _, name = field.partition(".")
+        one, two = (getattr(getattr(record, layer), name, None) for record in (before, after))
+        if one and one == two:
+            same.append(word)
+    if not same:
+        return None
+    listed = same[0] if len(same) == 1 else f"{', '.join(same[:-1])} and {same[-1]}"
+    return f"{after.name}: equal address of {listed}: the same tensor or a recycled address: not known"
 
 
 def _by_name(document: Document) -> dict[str, TensorRecord]:

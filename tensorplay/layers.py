@@ -650,6 +650,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The title the caller gave."""
     changes: tuple[Change, ...] | None = None
     """What changed since the last report with this label, or between two reports; None where there was none."""
+    notes: tuple[str, ...] = ()
+    """What two reports cannot tell: whether equal addresses are one tensor's."""
     comparison: Comparison | None = None
     """The two tensors of the report beside each other."""
     focus: str | None = None

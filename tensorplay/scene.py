@@ -166,8 +166,7 @@ class Scene:
         """Who else reaches into the storages of which the objects themselves see too little."""
         found = []
         for group in self.groups.values():
-            record = group.members[0].record
-            if group.nbytes < self.config.pinned_nbytes or not _is_own_memory(record):
+            if group.nbytes < self.config.pinned_nbytes or not _is_own_memory(group.members):
                 continue
             _, _, most = self.coverage([subject.record for subject in group.members], group.nbytes)
             if self.counts_as_waste(group.nbytes - most, group.nbytes):
@@ -208,12 +207,15 @@ class Scene:
         return self._mappings.get(span)
 
 
-def _is_own_memory(record: Any) -> bool:
-    """Tell whether a storage costs this process memory of its own: not foreign memory, not a mapped file."""
+def _is_own_memory(members: Sequence[Subject]) -> bool:
+    """Tell whether a storage costs memory that PyTorch alone keeps: not a mapped file, nor what others have as well."""
+    record = members[0].record
     if record.data.origin == "mapped":
         shared = record.storage.shared_memory
         return shared is not None and shared.counted
-    return record.data.origin not in ("callback", "borrowed", "storage_slice")
+    if record.data.origin == "callback":  # an array that nobody but the tensor refers to
+        return any(subject.read.producer is not None and subject.read.producer.sole for subject in members)
+    return record.data.origin not in ("borrowed", "storage_slice")
 
 
 def _beyond(group: StorageGroup, over: list[Any], saved: list[Any]) -> Beyond:

@@ -201,7 +201,7 @@ class _Writer:
         files: tuple[Table | Phrase, ...] = ()
         if document.changes is not None:
             changes = self.changes(document.changes)
-            note = self.same_addresses(document.changes)
+            note = "; ".join(document.notes) or self.same_addresses(document.changes)
         elif document.focus in _PARTS:
             pass  # the part is all that was asked for
         elif document.focus is not None:
