@@ -22,7 +22,7 @@ import torch
 from tensorplay.arrays import Owner
 from tensorplay.differences import region
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
-from tensorplay.live import Live
+from tensorplay.live import Live, LiveTensor
 from tensorplay.reports import Read, inner_model
 from tensorplay.selection import Config, load_config
 
@@ -258,6 +258,8 @@ class Scene:
             record = group.members[0].record
             if group.nbytes < self.config.pinned_nbytes or not _is_own_memory(record):
                 continue
+            if all(subject.read.name.endswith(".grad") for subject in group.members):
+                continue  # autograd made it, and the next step replaces it
             _, _, most = self.coverage([subject.record for subject in group.members], group.nbytes)
             if self.counts_as_waste(group.nbytes - most, group.nbytes):
                 found.append(group.address)
@@ -302,12 +304,11 @@ def _is_own_memory(record: Any) -> bool:
     return record.data.origin not in ("mapped", "callback", "borrowed", "storage_slice", "copy_on_write")
 
 
-def _beyond(group: StorageGroup, over: list[Any], saved: list[Any]) -> Beyond:
+def _beyond(group: StorageGroup, over: list[LiveTensor], saved: list[Any]) -> Beyond:
     known = {subject.record.impl.address for subject in group.members}
     others = [entry for entry in over if entry.record.impl.address not in known]
     alive = known | {entry.record.impl.address for entry in others}
     slots = Counter(record.impl.address for record in saved)
-    views = Counter(entry.record.impl.base for entry in over)
     hidden = [entry.record for entry in others if not entry.in_python]
     # A base may have no Python object: it is an owner that only its views name.
     bases: dict[int, Any] = {}
@@ -318,11 +319,14 @@ def _beyond(group: StorageGroup, over: list[Any], saved: list[Any]) -> Beyond:
             storage = None if view is None else view[0].storage
             if view is not None and storage is not None and storage.address == group.address:
                 bases[address] = view[0]
+    views: dict[int, list[LiveTensor]] = {}
+    for entry in over:
+        if entry.record.impl.base is not None:
+            views.setdefault(entry.record.impl.base, []).append(entry)
     owned = [
         record
         for record in itertools.chain(hidden, bases.values())
-        # Its own owners: its Python object, its views, the nodes that saved it; further ones see all of it.
-        if record.impl.use_count > views[record.impl.address] + slots[record.impl.address] + (record.python is not None)
+        if _has_further_owner(record, slots[record.impl.address], views.get(record.impl.address, ()))
     ]
     wrapper = any(subject.record.storage.has_python_wrapper for subject in group.members)
     owners = len(alive | slots.keys() | bases.keys()) + wrapper
@@ -335,7 +339,21 @@ def _beyond(group: StorageGroup, over: list[Any], saved: list[Any]) -> Beyond:
     )
 
 
-def _storage_is_held(over: list[Any]) -> bool:
+def _has_further_owner(record: Any, slots: int, views: Sequence[LiveTensor]) -> bool:
+    """Tell whether a tensor that no Python code refers to is owned by more than what cannot show it.
+
+    That is its own Python object, the nodes that saved it, its views, and the node of the graphs behind those that
+    accumulates its gradient.
+    """
+    further = record.impl.use_count - slots - len(views) - (record.python is not None)
+    if further > 0 and record.impl.requires_grad and record.impl.is_leaf:
+        further -= any(view.record.impl.grad_fn is not None for view in views)
+    if further > 0:  # a view whose function PyTorch kept names its base a second time, for forward-mode AD
+        further -= sum((found := C.view_of(view.tensor)) is not None and found[2] is not None for view in views)
+    return bool(further > 0)
+
+
+def _storage_is_held(over: list[LiveTensor]) -> bool:
     """Tell whether Python code refers to the storage's object, which exists; True, too, where that cannot be seen."""
     if not over:
         return True

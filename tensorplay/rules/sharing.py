@@ -135,10 +135,10 @@ class PinnedStorage(SceneRule):
 
     ## Known limits
 
-    Where an owner in C++ may see the rest (a gradient's slot, a future, a DLPack capsule, the graph that leads to a
-    leaf), it counts as seen. Foreign memory (NumPy, DLPack), mapped files, memory that other processes share, and
-    storages that are copied on their first write are passed over. The base that a view names is no other tensor: it
-    lives through the view.
+    Where an owner in C++ may see the rest (a gradient's slot, a future, a DLPack capsule), it counts as seen. Foreign
+    memory (NumPy, DLPack), mapped files, memory that other processes share, storages that are copied on their first
+    write, and gradients that autograd keeps are passed over. The base that a view names is no other tensor: it lives
+    through the view.
 
     ## Example
 
@@ -187,6 +187,8 @@ class PinnedStorage(SceneRule):
         also = f"; {plural(len(members), 'tensor')} hold {bytes_text(retained)} in this way" if several else ""
         contiguous = subject.record.extent.contiguous
         how = "clone()" if contiguous else "clone() or contiguous()"
+        if subject.record.impl.requires_grad and subject.record.impl.base_is_leaf:  # its graph leads to the base
+            how = "detach().clone()"
         others = sum(len(storage.beyond.records) for storage in storages)
         # Those see nothing of the rest, and keep it all the same.
         and_others = f" and {plural(others, 'other tensor')} over the storage" if others else ""
@@ -311,7 +313,7 @@ def _who_sees(beyond: Beyond) -> str:
     if beyond.tensors:
         return "other tensors that are alive see the rest"
     if beyond.storage_held:
-        return "the storage's own object is held, which shows the rest"
+        return "the storage's own object is held, and shows the rest"
     if beyond.saved:
         return "a live graph saved the rest for backward"
     return "an owner in C++ (a graph, a gradient, a future) may see the rest"
@@ -513,7 +515,7 @@ def _names(scene: Scene, subject: Subject) -> list[str]:
     slots: dict[tuple[int, str], str] = {}
     for path in paths:
         module, _, name = path.rpartition(".")
-        if module in scene.modules:
+        if module in scene.modules and not name.endswith("]"):
             slots.setdefault((scene.modules[module], name), path)
     if slots:
         return list(slots.values())
