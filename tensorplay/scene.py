@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
+import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tensorplay._native import C
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+import torch
+
 from tensorplay.arrays import Owner
 from tensorplay.differences import region
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
-from tensorplay.live import Live
+from tensorplay.live import Live, LiveTensor
 from tensorplay.reports import Read, inner_model
 from tensorplay.selection import Config, load_config
 
-__all__ = ["Beyond", "Lent", "Mapping", "Scene", "StorageGroup", "Subject"]
+__all__ = ["Beyond", "Lent", "Mapping", "Pairs", "Scene", "StorageGroup", "Subject"]
+
+_MOST_PAIRS = 2_000
+"""So many pairs of tensors of one storage are compared."""
 
 
 class Mapping(NamedTuple):
@@ -65,17 +75,33 @@ class StorageGroup(NamedTuple):
         return count
 
 
+class Pairs(NamedTuple):
+    """Pairs of tensors of one storage that reach the same bytes, in the order of the tensors."""
+
+    found: list[tuple[Subject, Subject, str, int | None]]
+    """Both, how their bytes lie to each other, and how many they share."""
+    complete: bool
+    """Whether all pairs were compared."""
+
+
 class Beyond(NamedTuple):
     """Who else reaches into a storage: native records."""
 
     tensors: list[Any]
     """Other live tensors that Python code can reach."""
-    hidden: list[Any]
-    """Those whose Python object is kept by C++ alone, as that of a view's base is."""
+    owned: list[Any]
+    """Those that an owner in C++ keeps: a graph, a gradient's slot, a future, a DLPack capsule."""
     saved: list[Any]
     """Tensors that the graphs behind live tensors saved for backward."""
+    storage_held: bool
+    """Whether Python code holds the storage's own object, which shows all of it."""
     unexplained: int
-    """Further owners: in C++, or reached by no path that was looked at."""
+    """Further owners of the storage: in C++, or reached by no path that was looked at."""
+
+    @property
+    def records(self) -> list[Any]:
+        """Whatever is seen to reach into it; not the bases that only live through their views."""
+        return [*self.tensors, *self.owned, *self.saved]
 
 
 def _span(record: Any) -> tuple[int, int] | None:
@@ -92,12 +118,18 @@ class Scene:
     """What one check() gathered."""
 
     def __init__(
-        self, reads: Sequence[Read], arrays: Sequence[Lent] = (), repeated_modules: Sequence[Sequence[str]] = ()
+        self,
+        reads: Sequence[Read],
+        arrays: Sequence[Lent] = (),
+        repeated_modules: Sequence[Sequence[str]] = (),
+        modules: dict[str, int] | None = None,
     ) -> None:
         self.reads = reads
         self.arrays = arrays
         self.repeated_modules = repeated_modules
         """The paths of each module that has several."""
+        self.modules = {} if modules is None else modules
+        """Number of the module at each path that leads to one."""
         self.unread: list[Unread] = []
         self._mappings: dict[tuple[int, int], list[Mapping]] | None = None
 
@@ -138,10 +170,67 @@ class Scene:
         one, two = region(a), region(b)
         return ("too_hard", None) if one is None or two is None else C.overlap_of(one, two)
 
+    def pairs(self, subjects: Sequence[Subject]) -> Pairs:
+        """Compare the tensors of one storage whose bytes may meet.
+
+        Of those with one geometry, the first stands for all, and each other one is answered as a pair with it.
+        """
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for number, subject in enumerate(subjects):
+            found = region(subject.record)
+            if found is not None and subject.record.extent.needed_nbytes:
+                alike.setdefault(found, []).append(number)
+        pairs = [
+            (members[0], other, "identical", subjects[other].record.extent.visible_nbytes)
+            for members in alike.values()
+            for other in members[1:]
+        ]
+        complete = True
+        if not self._are_disjoint(subjects, alike):
+            met, complete = self._meetings(subjects, alike)
+            pairs += met
+        return Pairs([(subjects[a], subjects[b], how, shared) for a, b, how, shared in sorted(pairs)], complete)
+
+    def _are_disjoint(self, subjects: Sequence[Subject], alike: dict[tuple[Any, ...], list[int]]) -> bool:
+        """Tell whether some geometries have no byte in common by their sum, without looking at any pair."""
+        each = [subjects[members[0]].record.extent.visible_nbytes for members in alike.values()]
+        if len(each) < 2 or None in each:
+            return len(each) < 2
+        end = max(subjects[members[0]].record.extent.needed_nbytes for members in alike.values())
+        return bool(C.coverage_of(list(alike), end)[0] == sum(each))
+
+    def _meetings(
+        self, subjects: Sequence[Subject], alike: dict[tuple[Any, ...], list[int]]
+    ) -> tuple[list[tuple[int, int, str, int | None]], bool]:
+        """Compare geometries whose ranges of bytes meet."""
+        found: list[tuple[int, int, str, int | None]] = []
+        open_ones: list[int] = []
+        compared = 0
+        for number in sorted(
+            (members[0] for members in alike.values()), key=lambda n: subjects[n].record.extent.first_byte
+        ):
+            begin = subjects[number].record.extent.first_byte
+            open_ones = [other for other in open_ones if subjects[other].record.extent.needed_nbytes > begin]
+            for other in open_ones:
+                compared += 1
+                if compared > _MOST_PAIRS:
+                    return found, False
+                a, b = sorted((number, other))
+                how, shared = self.overlap(subjects[a].record, subjects[b].record)
+                if how != "disjoint":
+                    found.append((a, b, how, shared))
+            open_ones.append(number)
+        return found, True
+
     def coverage(self, records: Iterable[Any], nbytes: int) -> tuple[int | None, int, int]:
-        """Answer how many bytes of a storage some records reach: exact or None, at least, at most."""
-        regions = [found for record in records if (found := region(record)) is not None]
-        return C.coverage_of(regions, nbytes)
+        """Answer how many bytes of a storage some records reach: exact or None, at least, at most.
+
+        One whose geometry is not known, as a nested tensor's, may reach all of it.
+        """
+        regions = [region(record) for record in records]
+        known = [found for found in regions if found is not None]
+        visible, least, most = C.coverage_of(known, nbytes)
+        return (visible, least, most) if len(known) == len(regions) else (None, least, nbytes)
 
     def beyond(self, addresses: Iterable[int]) -> dict[int, Beyond]:
         """Look in the whole process for who else reaches into some of the groups' storages."""
@@ -168,6 +257,8 @@ class Scene:
         for group in self.groups.values():
             if group.nbytes < self.config.pinned_nbytes or not _is_own_memory(group.members):
                 continue
+            if all(subject.read.name.endswith(".grad") for subject in group.members):
+                continue  # autograd made it, and the next step replaces it
             _, _, most = self.coverage([subject.record for subject in group.members], group.nbytes)
             if self.counts_as_waste(group.nbytes - most, group.nbytes):
                 found.append(group.address)
@@ -208,39 +299,73 @@ class Scene:
 
 
 def _is_own_memory(members: Sequence[Subject]) -> bool:
-    """Tell whether a storage costs memory that PyTorch alone keeps: not a mapped file, nor what others have as well."""
+    """Tell whether a storage is memory of this process alone: not mapped or shared, nor an array that others have."""
     record = members[0].record
-    if record.data.origin == "mapped":
-        shared = record.storage.shared_memory
-        return shared is not None and shared.counted
-    if record.data.origin == "callback":  # an array that nobody but the tensor refers to
+    if record.data.origin == "callback":
         return any(subject.read.producer is not None and subject.read.producer.sole for subject in members)
-    return record.data.origin not in ("borrowed", "storage_slice")
+    return record.data.origin not in ("mapped", "borrowed", "storage_slice", "copy_on_write")
 
 
-def _beyond(group: StorageGroup, over: list[Any], saved: list[Any]) -> Beyond:
+def _beyond(group: StorageGroup, over: list[LiveTensor], saved: list[Any]) -> Beyond:
     known = {subject.record.impl.address for subject in group.members}
     others = [entry for entry in over if entry.record.impl.address not in known]
-    owners = known | {entry.record.impl.address for entry in others} | {record.impl.address for record in saved}
+    alive = known | {entry.record.impl.address for entry in others}
+    slots = Counter(record.impl.address for record in saved)
+    hidden = [entry.record for entry in others if not entry.in_python]
     # A base may have no Python object: it is an owner that only its views name.
-    bases: dict[int, tuple[Any, int]] = {}
+    bases: dict[int, Any] = {}
     for entry in over:
-        view = C.view_of(entry.tensor)
-        storage = None if view is None else view[0].storage
-        if view is not None and storage is not None and storage.address == group.address:
-            base = view[0]
-            bases[base.impl.address] = (base, bases.get(base.impl.address, (base, 0))[1] + 1)
-    owners |= bases.keys()
+        address = entry.record.impl.base
+        if address is not None and address not in alive and address not in bases:
+            view = C.view_of(entry.tensor)
+            storage = None if view is None else view[0].storage
+            if view is not None and storage is not None and storage.address == group.address:
+                bases[address] = view[0]
+    views: dict[int, list[LiveTensor]] = {}
+    for entry in over:
+        if entry.record.impl.base is not None:
+            views.setdefault(entry.record.impl.base, []).append(entry)
+    owned = [
+        record
+        for record in itertools.chain(hidden, bases.values())
+        if _has_further_owner(record, slots[record.impl.address], views.get(record.impl.address, ()))
+    ]
     wrapper = any(subject.record.storage.has_python_wrapper for subject in group.members)
-    unexplained = group.use_count - len(owners) - wrapper
-    slots = [record.impl.address for record in saved]
-    for address, (base, views) in bases.items():
-        # The base's own owners: its Python object, its views, the nodes that saved it.
-        held = base.impl.use_count - views - slots.count(address) - (base.python is not None)
-        unexplained += max(0, held)
+    owners = len(alive | slots.keys() | bases.keys()) + wrapper
     return Beyond(
-        [entry.record for entry in others if entry.in_python],
-        [entry.record for entry in others if not entry.in_python],
-        saved,
-        max(0, unexplained),
+        tensors=[entry.record for entry in others if entry.in_python],
+        owned=owned,
+        saved=saved,
+        storage_held=wrapper and _storage_is_held(over),
+        unexplained=max(0, group.use_count - owners),
     )
+
+
+def _has_further_owner(record: Any, slots: int, views: Sequence[LiveTensor]) -> bool:
+    """Tell whether a tensor that no Python code refers to is owned by more than what cannot show it.
+
+    That is its own Python object, the nodes that saved it, its views, and the node of the graphs behind those that
+    accumulates its gradient.
+    """
+    further = record.impl.use_count - slots - len(views) - (record.python is not None)
+    if further > 0 and record.impl.requires_grad and record.impl.is_leaf:
+        further -= any(view.record.impl.grad_fn is not None for view in views)
+    if further > 0:  # a view whose function PyTorch kept names its base a second time, for forward-mode AD
+        further -= sum((found := C.view_of(view.tensor)) is not None and found[2] is not None for view in views)
+    return bool(further > 0)
+
+
+def _storage_is_held(over: list[LiveTensor]) -> bool:
+    """Tell whether Python code refers to the storage's object, which exists; True, too, where that cannot be seen."""
+    if not over:
+        return True
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = torch._C.TensorBase.untyped_storage(over[0].tensor)
+    except (RuntimeError, NotImplementedError):
+        return True
+    return sys.getrefcount(storage) > _UNHELD
+
+
+_UNHELD = 3
+"""References to a storage's object that nobody else holds: a variable, an argument, and the StorageImpl's own."""

@@ -84,6 +84,8 @@ class Found(NamedTuple):
     cut: bool
     repeated: list[list[str]]
     """The paths of each module that has several."""
+    modules: dict[str, int]
+    """Number of the module at each path that leads to one."""
 
 
 def find_tensors(
@@ -103,11 +105,18 @@ def find_tensors(
     arrays: list[Place] = []
     unread: list[Unread] = []
     known: dict[int, Place] = {}
-    modules: dict[int, list[str]] = {}
+    # Of each module, its paths, and whether one leads there through plain objects.
+    modules: dict[int, list[tuple[str, bool]]] = {}
     # What was opened, and whether plain objects in it were too; held, so that an id is not used again meanwhile.
     opened: dict[int, tuple[object, bool]] = {}
     # Path of what is being opened, its children, and whether plain objects among them may be opened.
     stack: list[tuple[str, Iterator[_Child], bool]] = [("", iter(list(named)), True)]
+
+    def answer(cut: bool) -> Found:
+        numbers = {path: number for number, paths in enumerate(modules.values()) for path, _ in paths}
+        repeated = [names for paths in modules.values() if not cut and len(names := _module_names(paths)) > 1]
+        return Found(places, arrays, unread, cut, repeated, numbers)
+
     while stack:
         outer, children, may_open = stack[-1]
         try:
@@ -124,7 +133,7 @@ def find_tensors(
                 place.also.append(path)
                 continue
             if len(places) >= most:
-                return Found(places, arrays, unread, True, [])
+                return answer(cut=True)
             places.append(known.setdefault(id(obj), Place(path, obj)))
             # Beside its class nothing: no attributes. Asking for them would make the dictionary.
             if len(gc.get_referents(obj)) > 1:
@@ -135,12 +144,12 @@ def find_tensors(
                 stack.append((path, iter([(f"{path}.grad", grad)]), False))
             elif (record := C.read_grad(obj)) is not None:
                 if len(places) >= most:
-                    return Found(places, arrays, unread, True, [])
+                    return answer(cut=True)
                 places.append(Place(f"{path}.grad", None, record))
             continue
         plan = _plan(type(obj))
         if plan.module:
-            modules.setdefault(id(obj), []).append(path)
+            modules.setdefault(id(obj), []).append((_shortened(path), may_open))
         if plan.array:
             if (place := known.get(id(obj))) is not None:
                 place.also.append(path)
@@ -162,7 +171,13 @@ def find_tensors(
         elif may_open:
             opened[id(obj)] = (obj, may_open)
             stack.append((path, _attribute_children(path, obj), False))
-    return Found(places, arrays, unread, False, [paths for paths in modules.values() if len(paths) > 1])
+    return answer(cut=False)
+
+
+def _module_names(paths: list[tuple[str, bool]]) -> list[str]:
+    """Leave out the paths to a module through plain objects, as a wrapper's records, where there are others."""
+    direct = [path for path, is_direct in paths if is_direct]
+    return direct or [path for path, _ in paths]
 
 
 class _Plan(NamedTuple):

@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["UNSEEN", "bytes_text", "describe", "needs_ascii", "plural", "shape_text", "visible"]
+__all__ = ["UNSEEN", "bytes_text", "describe", "needs_ascii", "place_pattern", "plural", "shape_text", "visible"]
 
 UNSEEN = "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 """Matches the characters that are obeyed, or not allowed, where they should be shown: names may hold anything."""
 _UNSEEN = re.compile(UNSEEN)
+
+
+_INDEX = re.compile(r"\[[^\]]*\]|\.\d+\b|\{\d+\}")
+
+
+def place_pattern(name: str) -> str:
+    """Answer a tensor's name without indices and keys: the same for all that one line of code put in one place."""
+    return _INDEX.sub("[]", name)
 
 
 def visible(text: str) -> str:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tensorplay.layers import Finding
+from tensorplay.reports import Read
 from tensorplay.rules.registry import SceneRule
 from tensorplay.scene import Beyond, Scene, StorageGroup, Subject
-from tensorplay.words import bytes_text, describe, plural
+from tensorplay.words import bytes_text, describe, place_pattern, plural
 
 __all__ = ["PartialOverlap", "PinnedStorage", "SavesWholeStorage", "SharedParameters", "WrappersOverOne"]
 
 _READ = "read: c10/core/StorageImpl.h size_bytes_, refcount; c10/core/TensorImpl.h storage_, sizes_and_strides_"
 _MOST_NAMED = 4
 _MOST_PAIRS = 2_000
-"""Pairs of tensors of one storage that are compared; a storage with more says so."""
+"""So many pairs of wrappers over one storage are compared."""
 
 
 def _named(names: Sequence[str]) -> str:
@@ -43,7 +43,8 @@ class PartialOverlap(SceneRule):
     ## Known limits
 
     A hazard that nobody has touched, hence info. Tensors over one buffer but of two storages (NumPy, DLPack) are
-    compared by `list_shared_storages`, not here. At most 2 000 pairs of a storage are compared.
+    compared by `list_shared_storages`, not here. At most 2 000 pairs of a storage are compared, of tensors with one
+    geometry the first.
 
     ## Example
 
@@ -75,15 +76,13 @@ class PartialOverlap(SceneRule):
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a storage."""
         for group in scene.groups.values():
-            pairs = itertools.islice(itertools.combinations(group.members, 2), _MOST_PAIRS)
-            found = [
-                (a, b, shared) for a, b in pairs for relation, shared in [scene.overlap(a.record, b.record)]
-                if relation == "partial"
-            ]  # fmt: skip
+            pairs, complete = scene.pairs(group.members)
+            found = [(a, b, shared) for a, b, relation, shared in pairs if relation == "partial"]
             if not found:
                 continue
             a, b, shared = found[0]
-            more = f", and {plural(len(found) - 1, 'more pair')} over this storage" if len(found) > 1 else ""
+            least = "" if complete else "at least "
+            more = f", and {least}{plural(len(found) - 1, 'more pair')} over this storage" if len(found) > 1 else ""
             yield self.finding(
                 a.read.name,
                 headline="two live tensors overlap in part",
@@ -94,6 +93,7 @@ class PartialOverlap(SceneRule):
                     "storage_nbytes": group.nbytes,
                     "shared_bytes": shared,
                     "pairs": [[a.read.name, b.read.name, shared] for a, b, shared in found],
+                    "complete": complete,
                     "tensors": [a.read.name, b.read.name],
                 },
                 why="a write through one changes part of the other",
@@ -104,21 +104,17 @@ class PartialOverlap(SceneRule):
 
 def _pinned(scene: Scene, group: StorageGroup, beyond: Beyond) -> int | None:
     """Answer how many bytes of a storage nobody can see but through the members; None where that is not known."""
-    if beyond.unexplained:
+    if beyond.unexplained or beyond.storage_held:
         return None  # an owner in C++ may see the rest
     records = [subject.record for subject in group.members]
-    _, _, most = scene.coverage([*records, *beyond.tensors, *beyond.saved], group.nbytes)
+    _, _, most = scene.coverage([*records, *beyond.records], group.nbytes)
     return group.nbytes - most
 
 
-_INDEX = re.compile(r"\[\d+\]|\.\d+\b|\{\d+\}")
-
-
 def _cause(group: StorageGroup) -> tuple[Any, ...]:
-    """Answer what the storages that one line of code pinned have in common: their place and their form."""
+    """Answer what storages have in common that one line of code kept: the place, and the form."""
     record = group.members[0].record
-    place = _INDEX.sub("[]", group.members[0].read.name)
-    return place, record.impl.dtype, record.impl.shape, record.impl.stride, len(group.members), group.nbytes
+    return place_pattern(group.members[0].read.name), record.impl.dtype, record.impl.dim
 
 
 class PinnedStorage(SceneRule):
@@ -139,9 +135,10 @@ class PinnedStorage(SceneRule):
 
     ## Known limits
 
-    Where the storage has an owner that no path explains, as a node held by C++ alone, nothing is said: that owner may
-    see the rest. Foreign memory (NumPy, DLPack) and mapped files are passed over. The base that a view names is no
-    other tensor: it lives through the view.
+    Where an owner in C++ may see the rest (a gradient's slot, a future, a DLPack capsule), it counts as seen. Foreign
+    memory (NumPy, DLPack), mapped files, memory that other processes share, storages that are copied on their first
+    write, and gradients that autograd keeps are passed over. The base that a view names is no other tensor: it lives
+    through the view.
 
     ## Example
 
@@ -169,28 +166,32 @@ class PinnedStorage(SceneRule):
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a place and form: what one line of code kept."""
-        causes: dict[tuple[Any, ...], list[tuple[StorageGroup, int]]] = {}
-        beyond = scene.unseen
-        for address in beyond:
+        causes: dict[tuple[Any, ...], list[_Pinned]] = {}
+        for address, beyond in scene.unseen.items():
             group = scene.groups[address]
-            pinned = _pinned(scene, group, beyond[address])
+            pinned = _pinned(scene, group, beyond)
             if pinned is not None and scene.counts_as_waste(pinned, group.nbytes):
-                causes.setdefault(_cause(group), []).append((group, pinned))
+                causes.setdefault(_cause(group), []).append(_Pinned(group, pinned, beyond))
         for storages in causes.values():
             yield self._explain(scene, storages)
 
-    def _explain(self, scene: Scene, storages: Sequence[tuple[StorageGroup, int]]) -> Finding:
-        group, _ = storages[0]
+    def _explain(self, scene: Scene, storages: Sequence[_Pinned]) -> Finding:
+        group = storages[0].group
         subject = group.members[0]
-        pinned = sum(nbytes for _, nbytes in storages)
-        retained = sum(group.nbytes for group, _ in storages)
-        members = [member for group, _ in storages for member in group.members]
+        pinned = sum(storage.nbytes for storage in storages)
+        retained = sum(storage.group.nbytes for storage in storages)
+        members = [member for storage in storages for member in storage.group.members]
         visible, _, most = scene.coverage([member.record for member in group.members], group.nbytes)
         seen = most if visible is None else visible
-        several = len(storages) > 1 or len(members) > 1
+        several = len(members) > 1
         also = f"; {plural(len(members), 'tensor')} hold {bytes_text(retained)} in this way" if several else ""
         contiguous = subject.record.extent.contiguous
         how = "clone()" if contiguous else "clone() or contiguous()"
+        if subject.record.impl.requires_grad and subject.record.impl.base_is_leaf:  # its graph leads to the base
+            how = "detach().clone()"
+        others = sum(len(storage.beyond.records) for storage in storages)
+        # Those see nothing of the rest, and keep it all the same.
+        and_others = f" and {plural(others, 'other tensor')} over the storage" if others else ""
         return self.finding(
             subject.read.name,
             headline="small view keeps a large storage alive",
@@ -206,15 +207,24 @@ class PinnedStorage(SceneRule):
                 "pinned_nbytes": pinned,
                 "retained_bytes": retained,
                 "visible_bytes": retained - pinned,
+                "storages": len(storages),
+                "other_tensors": others,
                 "is_view": subject.record.impl.is_view,
                 "contiguous": contiguous,
                 "tensors": [member.read.name for member in members],
             },
             why="the storage is freed only with its last tensor, and no other tensor sees the rest; torch.save and "
             "pickle write all of it",
-            fix=f"{how} it: copies {bytes_text(retained - pinned)}, frees {bytes_text(pinned)}",
+            fix=f"{how} {'each' if several else 'it'}{and_others}: copies {bytes_text(retained - pinned)}, frees "
+            f"{bytes_text(pinned)}",
             source=_READ,
         )
+
+
+class _Pinned(NamedTuple):
+    group: StorageGroup
+    nbytes: int
+    beyond: Beyond
 
 
 def _share(part: int, whole: int) -> str:
@@ -270,18 +280,18 @@ class SavesWholeStorage(SceneRule):
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a place and form."""
-        causes: dict[tuple[Any, ...], list[StorageGroup]] = {}
+        causes: dict[tuple[Any, ...], list[tuple[StorageGroup, Beyond]]] = {}
         for address, beyond in scene.unseen.items():
             group = scene.groups[address]
             pinned = _pinned(scene, group, beyond)
             if pinned is None or not scene.counts_as_waste(pinned, group.nbytes):
-                causes.setdefault(_cause(group), []).append(group)
-        for groups in causes.values():
-            group = groups[0]
+                causes.setdefault(_cause(group), []).append((group, beyond))
+        for storages in causes.values():
+            group, beyond = storages[0]
             subject = group.members[0]
             visible, _, most = scene.coverage([member.record for member in group.members], group.nbytes)
             seen = most if visible is None else visible
-            more = f", and {plural(len(groups) - 1, 'more storage')} in this way" if len(groups) > 1 else ""
+            more = f", and {plural(len(storages) - 1, 'more storage')} in this way" if len(storages) > 1 else ""
             yield self.finding(
                 subject.read.name,
                 headline="saving this writes a whole storage",
@@ -290,12 +300,23 @@ class SavesWholeStorage(SceneRule):
                     "storage": group.address,
                     "storage_nbytes": group.nbytes,
                     "view_nbytes": seen,
-                    "tensors": [member.read.name for group in groups for member in group.members],
+                    "storages": len(storages),
+                    "tensors": [member.read.name for group, _ in storages for member in group.members],
                 },
-                why="torch.save, pickle and deepcopy take whole storages; other tensors that are alive see the rest",
+                why=f"torch.save, pickle and deepcopy take whole storages; {_who_sees(beyond)}",
                 fix=f"nothing, as long as it is not saved alone; else save x.clone(): {bytes_text(seen)}",
                 source=_READ,
             )
+
+
+def _who_sees(beyond: Beyond) -> str:
+    if beyond.tensors:
+        return "other tensors that are alive see the rest"
+    if beyond.storage_held:
+        return "the storage's own object is held, and shows the rest"
+    if beyond.saved:
+        return "a live graph saved the rest for backward"
+    return "an owner in C++ (a graph, a gradient, a future) may see the rest"
 
 
 class SharedParameters(SceneRule):
@@ -303,9 +324,10 @@ class SharedParameters(SceneRule):
 
     ## What it checks
 
-    Parameters that reach the same bytes: one Parameter under two names, or two over one storage; modules that are one
-    object under several names; tensors outside a model, as those of `state_dict()`, that are its parameters' memory.
-    Parameters that share a storage but no byte, as slices of a flat buffer, are no tie.
+    Parameters that reach the same bytes: one Parameter under two names in modules, or two over one storage; tensors of
+    a state dict that do; modules that are one object under several names; tensors outside a model, as those of
+    `state_dict()`, that are its parameters' memory. Parameters that share a storage but no byte, as slices of a flat
+    buffer, are no tie, nor is one that a list or an optimizer has as well.
 
     ## Why it matters
 
@@ -347,53 +369,52 @@ class SharedParameters(SceneRule):
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a group of names, one a repeated module, one a container of aliases."""
-        repeated = scene.repeated_modules
-        below = tuple(f"{path}." for paths in repeated for path in paths)
         for group in scene.groups.values():
-            found = self._tie(scene, group, below)
-            if found is not None:
-                yield found
-        for paths in repeated:
+            yield from self._ties(scene, group)
+        for paths in scene.repeated_modules:
             found = self._repeated(scene, paths)
             if found is not None:
                 yield found
         yield from self._aliases(scene)
 
-    def _tie(self, scene: Scene, group: StorageGroup, repeated: tuple[str, ...]) -> Finding | None:
+    def _ties(self, scene: Scene, group: StorageGroup) -> Iterator[Finding]:
+        """Explain each set of parameters that reach the same bytes."""
         parameters = [subject for subject in group.members if _is_parameter(subject)]
-        names = [name for subject in parameters for name in _paths(subject) if not name.startswith(repeated)]
-        if len(names) < 2:
-            return None
-        shared = 0
-        if len(parameters) > 1:
-            for a, b in itertools.islice(itertools.combinations(parameters, 2), _MOST_PAIRS):
-                shared = max(shared, scene.overlap(a.record, b.record)[1] or 0)
-            if shared == 0:
-                return None
-        else:
-            shared = parameters[0].record.extent.visible_nbytes or 0
-        short = _relative(names)
-        ties = scene.config.ties
-        if ties is not None and any(set(short) <= set(tie) for tie in ties):
-            return None
-        record = parameters[0].record
-        finding = self.finding(
-            names[0],
-            headline="parameters share a storage",
-            subject=f"{describe(record)}  {{{_named(short)}}}: one storage, {shared} shared bytes of {group.nbytes}",
-            evidence={
-                "names": short,
-                "shared_bytes": shared,
-                "storage": group.address,
-                "storage_nbytes": group.nbytes,
-                "same_object": len(parameters) == 1,
-                "tensors": names,
-            },
-            why="a change through one name reaches all of them; a format without sharing wants one name",
-            fix="nothing, if they are tied on purpose; else nn.Parameter(weight.detach().clone()) under one name",
-            source=_READ,
-        )
-        return finding if ties is None else msgspec.structs.replace(finding, severity="warning")
+        is_state = not parameters
+        if is_state:
+            parameters = [
+                subject
+                for subject in group.members
+                if subject.record is subject.read.record
+                and any(map(_is_state_name, (subject.read.name, *subject.read.also)))
+            ]
+        for together, shared in _overlapping(scene, parameters):
+            names = [name for subject in together for name in _names(scene, subject)]
+            if is_state:
+                names = [name for name in _of_one_container(names) if _is_state_name(name)]
+            short = [name.rpartition("['")[2].removesuffix("']") for name in names] if is_state else _relative(names)
+            ties = scene.config.ties
+            if len(names) < 2 or (ties is not None and any(set(short) <= set(tie) for tie in ties)):
+                continue
+            record = together[0].record
+            finding = self.finding(
+                names[0],
+                headline="parameters share a storage",
+                subject=f"{describe(record)}  {{{_named(short)}}}: one storage, {shared} shared bytes of "
+                f"{group.nbytes}",
+                evidence={
+                    "names": short,
+                    "shared_bytes": shared,
+                    "storage": group.address,
+                    "storage_nbytes": group.nbytes,
+                    "same_object": len(together) == 1,
+                    "tensors": names,
+                },
+                why="a change through one name reaches all of them; a format without sharing wants one name",
+                fix="nothing, if they are tied on purpose; else nn.Parameter(weight.detach().clone()) under one name",
+                source=_READ,
+            )
+            yield finding if ties is None else msgspec.structs.replace(finding, severity="warning")
 
     def _repeated(self, scene: Scene, paths: Sequence[str]) -> Finding | None:
         prefix = f"{paths[0]}."
@@ -427,21 +448,25 @@ class SharedParameters(SceneRule):
     def _aliases(self, scene: Scene) -> Iterator[Finding]:
         containers: dict[str, list[tuple[Subject, Subject]]] = {}
         for group in scene.groups.values():
-            parameters = [subject for subject in group.members if _is_parameter(subject)]
+            parameters: dict[tuple[Any, ...], Subject] = {}
             for subject in group.members:
-                if not parameters or not _is_plain(subject) or subject.read.name.endswith((".data", ".grad")):
+                if _is_parameter(subject):
+                    parameters.setdefault(_geometry(subject.record), subject)
+            for subject in group.members if parameters else ():
+                if not _is_plain(subject) or subject.read.name.endswith((".data", ".grad")):
                     continue
-                same = next((p for p in parameters if _is_alias(p.record, subject.record)), None)
-                container, dot, _ = subject.read.name.rpartition("[")
-                if same is not None and dot and not same.read.name.startswith(f"{container}["):
+                same = parameters.get(_geometry(subject.record))
+                container = _container(subject.read.name)
+                if same is not None and container and _container(same.read.name) != container:
                     containers.setdefault(container, []).append((subject, same))
+        inside_of: dict[str, list[Any]] = {container: [] for container in containers}
+        for subject in scene.subjects if containers else ():
+            found = inside_of.get(_container(subject.read.name))
+            if found is not None and subject.record.storage is not None:
+                found.append(subject.record.storage)
         for container, pairs in containers.items():
-            inside = [
-                s.record.storage for s in scene.subjects
-                if s.read.name.startswith(f"{container}[") and s.record.storage is not None
-            ]  # fmt: skip
             shared = {subject.record.storage.address for subject, _ in pairs}
-            own = {storage.address: storage.nbytes for storage in inside if storage.address not in shared}
+            own = {storage.address: storage.nbytes for storage in inside_of[container] if storage.address not in shared}
             aliases = [_key(subject.read.name[len(container) :]) for subject, _ in pairs]
             first, parameter = pairs[0]
             yield self.finding(
@@ -471,20 +496,60 @@ def _is_plain(subject: Subject) -> bool:
     return record is subject.read.record and not subject.read.is_parameter and not record.impl.is_view
 
 
-def _is_alias(parameter: Any, record: Any) -> bool:
-    one, two = parameter.impl, record.impl
-    return (one.shape, one.stride, one.storage_offset, one.dtype) == (
-        two.shape,
-        two.stride,
-        two.storage_offset,
-        two.dtype,
-    )
+def _geometry(record: Any) -> tuple[Any, ...]:
+    impl = record.impl
+    return impl.shape, impl.stride, impl.storage_offset, impl.dtype
 
 
-def _paths(subject: Subject) -> list[str]:
-    """Answer the names a parameter has in modules: that an optimizer has it too is no name."""
+def _container(name: str) -> str:
+    """Answer the name of the list or dict that has a tensor at this path; nothing for an attribute's."""
+    return name.rpartition("[")[0] if name.endswith("]") else ""
+
+
+def _names(scene: Scene, subject: Subject) -> list[str]:
+    """Answer the names a tensor has in modules, each module counted once; elsewhere, those of one container.
+
+    That a list of parameters or an optimizer has it as well, or that it is handed in twice, gives it no second name.
+    """
     paths = [subject.read.name, *subject.read.also]
-    return [path for path in paths if ".param_groups[" not in path and ".state[" not in path]
+    slots: dict[tuple[int, str], str] = {}
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        if module in scene.modules and not name.endswith("]"):
+            slots.setdefault((scene.modules[module], name), path)
+    if slots:
+        return list(slots.values())
+    return _of_one_container([path for path in paths if ".param_groups[" not in path] or paths[:1])
+
+
+def _of_one_container(paths: Sequence[str]) -> list[str]:
+    """Answer those of some paths that lead into the container with the most of them; variables are one."""
+    by_container: dict[str, list[str]] = {}
+    for path in paths:
+        outer = _container(path) or path.rpartition(".")[0]
+        by_container.setdefault(outer, []).append(path)
+    return max(by_container.values(), key=len)
+
+
+def _is_state_name(name: str) -> bool:
+    """Tell whether a path leads into a dict under the name of a parameter, as "layer.weight"."""
+    return name.endswith("']") and "." in name.rpartition("['")[2]
+
+
+def _overlapping(scene: Scene, subjects: Sequence[Subject]) -> Iterator[tuple[list[Subject], int]]:
+    """Answer which of some tensors over one storage reach the same bytes, each with how many at most two share."""
+    sets = {id(subject): [subject] for subject in subjects}
+    most: dict[int, int] = {}
+    for a, b, _, shared in scene.pairs(subjects).found if len(subjects) > 1 else ():
+        one, two = sets[id(a)], sets[id(b)]
+        if one is not two:
+            one += two
+            for subject in two:
+                sets[id(subject)] = one
+        most[id(one)] = max(most.get(id(one), 0), most.get(id(two), 0), shared or 0)
+    for together in {id(found): found for found in sets.values()}.values():
+        alone = together[0].record.extent.visible_nbytes if len(together) == 1 else 0
+        yield together, max(most.get(id(together), 0), alone or 0)
 
 
 def _relative(names: list[str]) -> list[str]:
@@ -506,8 +571,8 @@ class WrappersOverOne(SceneRule):
     ## What it checks
 
     Wrapper subclasses have no memory of their own: their pointer is null and says nothing. The tensors they hold in
-    attributes are compared instead, by the bytes they reach. Views of one wrapper, and a parameter beside its detached
-    copy in a state dict, are passed over.
+    attributes are compared instead, by the bytes they reach. Views of one wrapper, what `detach()` made of it, copies
+    of a parameter in a state dict, and parts beside the main one, as offsets and scales, are passed over.
 
     ## Why it matters
 
@@ -569,36 +634,29 @@ class WrappersOverOne(SceneRule):
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a storage."""
-        outer = {read.name: read for read in scene.reads}
-        for group in scene.groups.values():
-            held: dict[int, tuple[Any, Subject]] = {}
-            for subject in group.members:
-                for path in (subject.read.name, *subject.read.also):
-                    wrapper = outer.get(path.rpartition(".")[0])
-                    if wrapper is not None and _holds_its_memory_elsewhere(wrapper.record, subject.record):
-                        held.setdefault(wrapper.record.impl.address, (wrapper, subject))
-            pairs = [
-                (one, two, shared)
-                for one, two in itertools.islice(itertools.combinations(held.values(), 2), _MOST_PAIRS)
-                if not _is_kin(one[0], two[0])
-                for relation, shared in [scene.overlap(one[1].record, two[1].record)]
-                if relation not in ("disjoint", "too_hard")
-            ]
-            if not pairs:
-                continue
-            (one, local), (two, _), shared = pairs[0]
-            names = list(dict.fromkeys(w.name for pair in pairs for w in (pair[0][0], pair[1][0])))
+        causes: dict[tuple[str, ...], list[_Tie]] = {}
+        wrappers = _wrappers(scene)
+        for group in scene.groups.values() if wrappers else ():
+            tie = self._tie(scene, group, wrappers)
+            if tie is not None:
+                causes.setdefault(tuple(sorted({place_pattern(name) for name in tie.names})), []).append(tie)
+        for ties in causes.values():
+            one, two, local, shared, _ = ties[0]
+            group = scene.groups[local.record.storage.address]
+            more = f", and {plural(len(ties) - 1, 'more storage')} in this way" if len(ties) > 1 else ""
             yield self.finding(
                 one.name,
                 headline="two wrapper tensors over one local storage",
-                subject=f"{one.record.python.type} {describe(one.record)} and {two.name}: {shared} bytes in common",
+                subject=f"{one.record.python.type} {describe(one.record)} and {two.name}: {shared} bytes in common"
+                f"{more}",
                 evidence={
                     "storage": group.address,
                     "storage_nbytes": group.nbytes,
                     "local_nbytes": local.record.extent.nbytes,
                     "local_same": True,
                     "shared_bytes": shared,
-                    "tensors": names,
+                    "storages": len(ties),
+                    "tensors": [name for tie in ties for name in tie.names],
                 },
                 why="their own pointers are null and prove nothing; the tensors they hold are one memory, so that a "
                 "write through one changes the other",
@@ -606,14 +664,70 @@ class WrappersOverOne(SceneRule):
                 source=_READ,
             )
 
+    def _tie(self, scene: Scene, group: StorageGroup, wrappers: dict[str, _Wrapper]) -> _Tie | None:
+        """Answer two wrappers that hold the same bytes, with the names of all that do."""
+        held: dict[int, tuple[Read, Subject]] = {}
+        for subject in group.members:
+            for path in (subject.read.name, *subject.read.also):
+                outer, _, attribute = path.rpartition(".")
+                wrapper = wrappers.get(outer)
+                if wrapper is not None and wrapper.consists_of(attribute, subject.record):
+                    held.setdefault(wrapper.read.record.impl.address, (wrapper.read, subject))
+        if any(wrapper.is_parameter for wrapper, _ in held.values()):  # others are its copies, as in a state dict
+            held = {address: pair for address, pair in held.items() if pair[0].is_parameter}
+        pairs = [
+            (one, two, shared)
+            for one, two in itertools.islice(itertools.combinations(held.values(), 2), _MOST_PAIRS)
+            if not _is_kin(one[0].record.impl, two[0].record.impl)
+            for relation, shared in [scene.overlap(one[1].record, two[1].record)]
+            if relation not in ("disjoint", "too_hard")
+        ]
+        if not pairs:
+            return None
+        (one, local), (two, _), shared = pairs[0]
+        names = list(dict.fromkeys(wrapper.name for a, b, _ in pairs for wrapper, _ in (a, b)))
+        return _Tie(one, two, local, shared, names)
 
-def _holds_its_memory_elsewhere(outer: Any, inner: Any) -> bool:
-    """Tell whether a tensor that has another in an attribute is a wrapper: no memory, or a body that is not it."""
-    return outer.kind in ("wrapper_subclass", "nested_jagged") and inner.impl.address != outer.impl.address
+
+class _Tie(NamedTuple):
+    one: Read
+    two: Read
+    local: Subject
+    shared: int | None
+    names: list[str]
 
 
-def _is_kin(a: Any, b: Any) -> bool:
-    """Tell whether one wrapper is a view of the other, of the same base, or a parameter's detached copy."""
-    one, two = a.record.impl, b.record.impl
-    roots = {one.base or one.address, two.base or two.address}
-    return len(roots) == 1 or a.is_parameter != b.is_parameter
+class _Wrapper(NamedTuple):
+    """A tensor without memory of its own, and the size of the largest tensor in its attributes."""
+
+    read: Read
+    largest: int
+
+    def consists_of(self, attribute: str, inner: Any) -> bool:
+        """Tell whether an inner tensor is what it consists of, and not its offsets or scales, which many may share."""
+        if self.read.record.kind == "nested_jagged":
+            return attribute == "_values"
+        return inner.impl.address != self.read.record.impl.address and 2 * (inner.extent.nbytes or 0) >= self.largest
+
+
+def _wrappers(scene: Scene) -> dict[str, _Wrapper]:
+    """Answer the tensors by name that hold their memory in attributes."""
+    found = {
+        read.name: _Wrapper(read, 0)
+        for read in scene.reads
+        if read.record.kind in ("wrapper_subclass", "nested_jagged")
+    }
+    for subject in scene.subjects if found else ():
+        extent = subject.record.extent
+        for path in (subject.read.name, *subject.read.also):
+            wrapper = found.get(path.rpartition(".")[0])
+            if wrapper is not None and extent is not None and (extent.nbytes or 0) > wrapper.largest:
+                found[wrapper.read.name] = wrapper._replace(largest=extent.nbytes)
+    return found
+
+
+def _is_kin(one: Any, two: Any) -> bool:
+    """Tell whether one wrapper is a view of the other, of the same base, or what detach() made of it."""
+    if one.version_counter is not None and one.version_counter == two.version_counter:
+        return True
+    return len({one.base or one.address, two.base or two.address}) == 1

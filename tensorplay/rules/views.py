@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord
 from tensorplay.rules.registry import Rule
-from tensorplay.words import bytes_text, describe, plural
+from tensorplay.words import bytes_text, describe, place_pattern, plural
 
 __all__ = ["LeafView", "MultiOutputView", "SelfOverlapping", "UntrackedView"]
 
 _VARIABLE = "torch/csrc/autograd/variable.h"
 
 
-def _by_base(records: Sequence[TensorRecord]) -> list[list[TensorRecord]]:
-    """Group the views of one base that arose in one way: it is one cause."""
-    groups: dict[tuple[int | None, str | None, str | None], list[TensorRecord]] = {}
+def _by_cause(
+    records: Sequence[TensorRecord], one_of: Callable[[TensorRecord], Any], form: Callable[[TensorRecord], Any]
+) -> list[list[TensorRecord]]:
+    """Group what is one cause: the views of one base, and of several bases in one place of a container or model.
+
+    Args:
+        records: the suspects.
+        one_of: answers what views of one thing have in common.
+        form: answers what those of several things must have in common, beside the place.
+    """
+    things: dict[Any, list[TensorRecord]] = {}
     for record in records:
-        impl = record.impl
-        groups.setdefault((impl.base, impl.creation_meta, impl.grad_fn), []).append(record)
-    return list(groups.values())
+        things.setdefault(one_of(record), []).append(record)
+    causes: dict[Any, list[TensorRecord]] = {}
+    for group in things.values():
+        causes.setdefault((place_pattern(group[0].name), form(group[0])), []).extend(group)
+    return list(causes.values())
 
 
 def _subject(group: Sequence[TensorRecord]) -> str:
@@ -29,7 +39,9 @@ def _subject(group: Sequence[TensorRecord]) -> str:
     sizes = ""
     if extent is not None and extent.visible_nbytes is not None and extent.storage_nbytes is not None:
         sizes = f"  {extent.visible_nbytes} of {bytes_text(extent.storage_nbytes)}"
-    also = f", and {plural(len(group) - 1, 'more view')} of that base" if len(group) > 1 else ""
+    bases = len({record.impl.base for record in group})
+    of = "that base" if bases == 1 else f"{bases} bases"
+    also = f", and {plural(len(group) - 1, 'more view')} of {of}" if len(group) > 1 else ""
     return f"{describe(record)}{sizes}{also}"
 
 
@@ -101,8 +113,8 @@ class LeafView(Rule):
         return bool(impl.is_view and impl.base_is_leaf and impl.base_requires_grad and impl.creation_meta == "DEFAULT")
 
     def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
-        """Explain one finding a base."""
-        for group in _by_base(records):
+        """Explain one finding a base, or place of several."""
+        for group in _by_cause(records, lambda r: r.impl.base, lambda _: None):
             yield self.finding(
                 group[0].name,
                 headline="view of a leaf that requires grad",
@@ -162,8 +174,8 @@ class MultiOutputView(Rule):
         return record.impl.creation_meta == "MULTI_OUTPUT_NODE" and bool(record.impl.requires_grad)
 
     def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
-        """Explain one finding an operator."""
-        for group in _by_base(records):
+        """Explain one finding a base and operator, or place of several."""
+        for group in _by_cause(records, lambda r: (r.impl.base, r.impl.grad_fn), lambda r: r.impl.grad_fn):
             made = group[0].impl.grad_fn or "an operator that returns several views"
             yield self.finding(
                 group[0].name,
@@ -188,6 +200,10 @@ _HOW = {
         "made inside a custom autograd.Function, or an input of one that was returned as it is",
     ),
 }
+
+
+def _way(record: TensorRecord) -> tuple[str | None, ...]:
+    return record.impl.creation_meta, record.impl.grad_fn
 
 
 class UntrackedView(Rule):
@@ -240,8 +256,8 @@ class UntrackedView(Rule):
         return record.impl.creation_meta in _HOW and bool(record.impl.requires_grad)
 
     def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
-        """Explain one finding a base and way."""
-        for group in _by_base(records):
+        """Explain one finding a base and way, or place of several."""
+        for group in _by_cause(records, lambda r: (r.impl.base, *_way(r)), _way):
             impl = group[0].impl
             headline, how = _HOW[impl.creation_meta or ""]
             hook = ""
@@ -260,6 +276,10 @@ class UntrackedView(Rule):
                 ),
                 source=f"read: {_VARIABLE} CreationMeta",
             )
+
+
+def _geometry(record: TensorRecord) -> tuple[Any, ...]:
+    return record.impl.shape, record.impl.stride
 
 
 class SelfOverlapping(Rule):
@@ -309,12 +329,8 @@ class SelfOverlapping(Rule):
         return extent is not None and bool(extent.self_overlapping) and record.kind in WITH_MEMORY
 
     def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
-        """Explain one finding a storage and geometry."""
-        groups: dict[tuple[Any, ...], list[TensorRecord]] = {}
-        for record in records:
-            assert record.storage is not None
-            groups.setdefault((record.storage.address, record.impl.shape, record.impl.stride), []).append(record)
-        for group in groups.values():
+        """Explain one finding a storage and geometry, or place of several."""
+        for group in _by_cause(records, lambda r: (r.storage and r.storage.address, *_geometry(r)), _geometry):
             record = group[0]
             impl, extent = record.impl, record.extent
             assert extent is not None and isinstance(impl.numel, int) and impl.stride is not None
