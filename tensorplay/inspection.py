@@ -33,6 +33,7 @@ __all__ = [
     "CALL_REFS",
     "MAX_TENSORS",
     "check",
+    "explained",
     "inspect",
     "inspect_data_ptr",
     "inspect_storage_device",
@@ -405,12 +406,28 @@ def report_of(
     reads: list[Read], caller: Caller, *, report_unused: bool, rules: Sequence[SceneRule] = (), **fields: Any
 ) -> Report:
     """Ask the rules and make the report; where there is nothing to say, names are left for later."""
-    if not report_unused and not _suspects(reads) and not (rules and any(_explain_scene(Scene(reads), rules))):
+    if not report_unused and _is_silent(reads, rules):
         return Report(reads, (), caller=caller, **fields)
-    reads = name_roots(reads, caller)
-    findings = [*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules)]
+    return _selected(name_roots(reads, caller), caller, rules, **fields)[0]
+
+
+def explained(reads: list[Read], caller: Caller, rules: Sequence[SceneRule]) -> tuple[Report, tuple[Finding, ...]]:
+    """Ask the rules and answer the report, and all findings: those too that the report was told not to show."""
+    if _is_silent(reads, rules):
+        return Report(reads, (), caller=caller), ()
+    return _selected(name_roots(reads, caller), caller, rules)
+
+
+def _is_silent(reads: list[Read], rules: Sequence[SceneRule]) -> bool:
+    return not _suspects(reads) and not (rules and any(_explain_scene(Scene(reads), rules)))
+
+
+def _selected(
+    reads: list[Read], caller: Caller, rules: Sequence[SceneRule], **fields: Any
+) -> tuple[Report, tuple[Finding, ...]]:
+    findings = (*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules))
     selection = select_findings(findings, caller=caller, config=lenient_config(caller))
-    return Report(reads, selection.findings, **fields, **selection.fields())
+    return Report(reads, selection.findings, **fields, **selection.fields()), findings
 
 
 _Suspects = list[tuple[int, Read, Any]]
