@@ -234,30 +234,10 @@ _AUTOGRAD = _LEAVES | _REMADE | {"custom_function"}
 _NOTHING_TO_READ = frozenset({"memory", "no_memory", "uninitialized"})
 # They have no twin without the underscore, or one that does something else, or no bytes are written.
 _ONLY_IN_PLACE = frozenset(
-    [
-        "bernoulli",
-        "cauchy",
-        "copy",
-        "exponential",
-        "fill_diagonal",
-        "geometric",
-        "log_normal",
-        "normal",
-        "random",
-        "requires_grad",
-        "resize",
-        "resize_as",
-        "set",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "transpose",
-        "uniform",
-        "unsqueeze",
-        "squeeze",
-        "zero",
-    ]
-)
+    ["bernoulli", "cauchy", "copy", "exponential", "fill", "fill_diagonal", "geometric", "log_normal", "normal",
+     "random", "requires_grad", "resize", "resize_as", "set", "squeeze", "swapaxes", "swapdims", "t", "transpose",
+     "uniform", "unsqueeze", "zero"]
+)  # fmt: skip
 _KEEPS = "what shares its memory keeps its values"
 
 

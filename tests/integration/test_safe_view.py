@@ -1,0 +1,351 @@
+"""is_safe_view() and recommend_fix() against what PyTorch does: each tensor is built anew, and really written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tensorplay as tp
+from tensorplay._native import C
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # masked_fill_ and its kin warn on expanded tensors
+
+
+# -- how a tensor is made
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class FirstRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        full = torch.zeros(ctx.shape)
+        full[0] = grad
+        return full
+
+
+class Times(torch.autograd.Function):
+    """Saves its first argument."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return None, (grad * x).sum_to_size(())
+
+
+def leaf(dtype=torch.float32) -> torch.Tensor:
+    return (torch.arange(16.0).reshape(4, 4) / 16 + 0.25).to(dtype).requires_grad_()
+
+
+def plain(dtype=torch.float32) -> torch.Tensor:
+    return leaf(dtype).detach()
+
+
+def inner(dtype=torch.float32) -> torch.Tensor:
+    return leaf(dtype) * 1
+
+
+def quiet(make: Callable, view: Callable, mode=torch.no_grad) -> tuple:
+    base = make()
+    with mode():
+        return view(base), base
+
+
+def of(make: Callable, view: Callable) -> tuple:
+    base = make()
+    return view(base), base
+
+
+def made_in_inference(view: Callable = lambda x: x) -> tuple:
+    with torch.inference_mode():
+        return (view(torch.ones(4, 4)),)
+
+
+def row(x):
+    return x[1]
+
+
+BASES = {"plain": plain, "leaf": leaf, "inner": inner}
+
+# Each answers the tensor, and further tensors that live beside it.
+MADE: dict[str, Callable[[], tuple]] = {
+    "plain": lambda: (plain(),),
+    "leaf": lambda: (leaf(),),
+    "parameter": lambda: (torch.nn.Parameter(plain()),),
+    "inner": lambda: (inner(),),
+    "0 dimensions": lambda: (torch.tensor(2.0),),
+    "0 dimensions, leaf": lambda: (torch.tensor(2.0, requires_grad=True),),
+    "empty": lambda: (torch.empty(0, 4),),
+    "empty, leaf": lambda: (torch.empty(0, 4, requires_grad=True),),
+    "inference": made_in_inference,
+    "view of inference": lambda: made_in_inference(row),
+    "view outside of inference": lambda: (row(made_in_inference()[0]),),
+    "custom: same": lambda: of(inner, Same.apply),
+    "custom: same, leaf": lambda: of(leaf, Same.apply),
+    "custom: view inside": lambda: of(inner, FirstRow.apply),
+    "custom: view of its result": lambda: of(inner, lambda x: Same.apply(x)[0]),
+    "detached": lambda: of(leaf, torch.Tensor.detach),
+    "detached inner": lambda: of(inner, torch.Tensor.detach),
+    "view of detached": lambda: of(leaf, lambda x: x.detach()[0]),
+    "data of leaf": lambda: of(leaf, lambda x: x.data),
+    "data of inner": lambda: of(inner, lambda x: x.data),
+    "base beside its chunks": lambda: (lambda base: (base, *base.chunk(2)))(inner()),
+    "leaf beside its chunks": lambda: (lambda base: (base, *base.chunk(2)))(leaf()),
+    "plain beside its chunks": lambda: (lambda base: (base, *base.chunk(2)))(plain()),
+    "view beside chunks": lambda: (lambda base: (base[1], base, *base.chunk(2)))(inner()),
+    "view beside one row of no_grad": lambda: (lambda base: (base[1], *quiet(lambda: base, row)))(inner()),
+    "base of a row of no_grad": lambda: (lambda base: (base, quiet(lambda: base, row)[0]))(inner()),
+    "plain base of a row of no_grad": lambda: (lambda base: (base, quiet(lambda: base, row)[0]))(plain()),
+    "detached beside chunks": lambda: (lambda base: (base.detach(), base, *base.chunk(2)))(inner()),
+    "chunk beside its sibling": lambda: inner().chunk(2),
+    "view of a view whose base was written": lambda: (lambda base: (base[0], base.mul_(2)))(inner()),
+    "stale chunk": lambda: (lambda parts: (parts[0], torch.autograd.graph.increment_version(parts[0]))[:1])(
+        inner().chunk(2)
+    ),
+    "plain view of what requires grad now": lambda: (lambda base: (base[0], base.requires_grad_()))(plain()),
+    "view whose base got a history": lambda: (lambda base: (base[0], base.mul_(leaf())))(plain()),
+    "int view": lambda: of(plain, lambda x: x.view(torch.int32)),
+}
+VIEWS: dict[str, Callable] = {
+    "row": row,
+    "view of view": lambda x: x.t()[1:, 1],
+    "chunk": lambda x: x.chunk(2)[0],
+    "chunk's row": lambda x: x.chunk(2)[0][1],
+    "split": lambda x: x.split([1, 3], 1)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+    "iteration": lambda x: next(iter(x)),
+    "expanded": lambda x: x[:, :1].expand(4, 3),
+    "expanded to itself": lambda x: x[:, :1].expand(4, 1),
+    "expanded, empty": lambda x: x[:0, :1].expand(0, 3),
+    "windows": lambda x: x.unfold(1, 3, 1),
+    "windows side by side": lambda x: x.unfold(1, 2, 2),
+    "as_strided overlap": lambda x: x.as_strided((3, 3), (2, 1)),
+    "diagonal": lambda x: x.diagonal(),
+}
+COMPLEX: dict[str, Callable] = {
+    "conj": lambda x: x.conj(),
+    "neg": lambda x: x.conj().imag,
+    "real": lambda x: x.real,
+    "imag": lambda x: x.imag,
+    "as real": lambda x: torch.view_as_real(x),
+}
+for (_view, _function), (_base, _make) in itertools.product(VIEWS.items(), BASES.items()):
+    MADE[f"{_view} of {_base}"] = lambda make=_make, view=_function: of(make, view)
+    if _view in ("row", "chunk", "iteration", "windows"):
+        MADE[f"{_view} of {_base} under no_grad"] = lambda make=_make, view=_function: quiet(make, view)
+        MADE[f"{_view} of {_base} in inference mode"] = lambda make=_make, view=_function: quiet(
+            make, view, torch.inference_mode
+        )
+for (_view, _function), (_base, _make) in itertools.product(COMPLEX.items(), BASES.items()):
+    MADE[f"{_view} of {_base}"] = lambda make=_make, view=_function: of(lambda: make(torch.complex64), view)
+
+
+# -- who saved it
+
+
+def weight(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(3.0, requires_grad=True)
+
+
+def freed(x: torch.Tensor) -> tuple:
+    loss = (x * weight(x)).sum().real
+    loss.backward()
+    return x, loss
+
+
+def retained(x: torch.Tensor) -> tuple:
+    loss = (x * weight(x)).sum().real
+    loss.backward(retain_graph=True)
+    return x, loss
+
+
+def hooked(x: torch.Tensor) -> tuple:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        return x, x * weight(x)
+
+
+def moved(x: torch.Tensor) -> tuple:
+    y = x * weight(x)
+    torch.autograd.graph.increment_version(x)
+    return x, y
+
+
+def moved_before(x: torch.Tensor) -> tuple:
+    torch.autograd.graph.increment_version(x)
+    return x, x * weight(x)
+
+
+def result(function: Callable) -> Callable:
+    def apply(x: torch.Tensor) -> tuple:
+        y = function(x)
+        return y, y
+
+    return apply
+
+
+# Each answers the tensor to write, which may be its own result, and what backward begins with.
+SAVED: dict[str, Callable[[torch.Tensor], tuple]] = {
+    "nobody": lambda x: (x, None),
+    "mul": lambda x: (x, x * weight(x)),
+    "both factors": lambda x: (x, x * x),
+    "exp's result": result(torch.exp),
+    "relu's result": result(torch.relu),
+    "matmul": lambda x: (x, x.reshape(1, -1) @ torch.ones(x.numel(), 2, dtype=x.dtype).requires_grad_()),
+    "custom": lambda x: (x, Times.apply(x, weight(x))),
+    "linear": lambda x: (x, F.linear(x.reshape(1, -1), torch.ones(2, x.numel(), dtype=x.dtype).requires_grad_())),
+    "hooks": hooked,
+    "freed": freed,
+    "retained": retained,
+    "moved since": moved,
+    "moved before": moved_before,
+    "a view": lambda x: (x, x.view_as(x) * weight(x)),
+    "a detached alias": lambda x: (x, x.detach() * weight(x)),
+    "data": lambda x: (x, x.data * weight(x)),
+}
+SILENT = {"hooks", "data"}  # no version is checked: backward uses what is there
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+WRITES = {"mul_": torch.mul, "add_": torch.add}
+
+
+class Built(NamedTuple):
+    x: torch.Tensor
+    beside: tuple
+    loss: torch.Tensor | None
+    value: torch.Tensor
+
+
+class Impossible(Exception):
+    """PyTorch does not make this combination."""
+
+
+def build(made: str, saved: str, value_requires_grad: bool) -> Built:
+    torch.manual_seed(0)
+    x, *beside = MADE[made]()
+    try:
+        x, root = SAVED[saved](x)
+        loss = None if root is None else root.sum().real
+        value = torch.full(x.shape, 2, dtype=x.dtype, requires_grad=value_requires_grad)
+    except RuntimeError as error:
+        raise Impossible from error
+    return Built(x, tuple(b for b in beside if b is not None), loss if loss is not None and loss.requires_grad else None,
+                 value)  # fmt: skip
+
+
+# -- what really happens
+
+
+def raises(action: Callable[[], Any]) -> bool:
+    try:
+        action()
+    except RuntimeError:
+        return True
+    return False
+
+
+def consequences(built: Built) -> list[bool]:
+    """Which of the backward that was prepared, and of using what is alive, raises."""
+
+    def use(x: torch.Tensor) -> None:
+        y = (x * 1.0).sum().real
+        if y.requires_grad:
+            y.backward(retain_graph=True)
+
+    found = [built.loss is not None and raises(lambda: built.loss.backward(retain_graph=True))]
+    return found + [raises(lambda x=x: use(x)) for x in (built.x, *built.beside)]
+
+
+def gradients(built: Built) -> list:
+    """What the prepared backward gives the value that was multiplied with."""
+    graph, found = [built.loss.grad_fn], []
+    while graph:
+        node = graph.pop()
+        if hasattr(node, "variable"):
+            found.append(None if node.variable.grad is None else node.variable.grad.clone())
+        graph += [function for function, _ in node.next_functions if function is not None]
+    return found
+
+
+class Happened(NamedTuple):
+    raised: bool
+    wrong: bool
+    broken: bool
+
+
+def write(built: Built, mode: str, op: str, untouched: list[bool]) -> Happened:
+    expected = WRITES[op](built.x.detach().clone(memory_format=torch.contiguous_format), built.value.detach())
+    with MODES[mode]():
+        try:
+            getattr(built.x, op)(built.value)
+        except RuntimeError:
+            return Happened(True, False, False)
+    wrong = not torch.equal(built.x.detach().resolve_conj().resolve_neg(), expected.resolve_conj().resolve_neg())
+    broken = any(now and not before for now, before in zip(consequences(built), untouched, strict=True))
+    return Happened(False, wrong, broken)
+
+
+def tensors_of(built: Built) -> list[torch.Tensor]:
+    return [x for x in (built.x, *built.beside, built.loss, built.value) if x is not None]
+
+
+def ask(built: Built, mode: str, value_requires_grad: bool) -> tp.writes.SafeView:
+    with MODES[mode]():
+        return tp.is_safe_view(built.x, value_requires_grad=value_requires_grad)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monkeypatch):
+    scan = C.live_tensors
+    combinations = impossible = unsafe = 0
+    mismatches = []
+    for number, (made, saved) in enumerate(itertools.product(list(MADE)[part::4], SAVED)):
+        for value_requires_grad in (False, True):
+            try:
+                untouched = consequences(build(made, saved, value_requires_grad))
+            except Impossible:
+                impossible += len(MODES)
+                continue
+            for mode in MODES:
+                built = build(made, saved, value_requires_grad)
+                # The scan of a whole test process takes most of the time: every 40th asks it.
+                live = tensors_of(built)
+                monkeypatch.setattr(C, "live_tensors", scan if number % 40 == 0 else lambda live=live: list(live))
+                verdict = ask(built, mode, value_requires_grad)
+                for op in WRITES:
+                    happened = write(build(made, saved, value_requires_grad), mode, op, untouched)
+                    foretold = {hazard.raises for hazard in verdict.hazards}
+                    if bool(verdict) == any(happened) or (happened.raised != bool({True, None} & foretold)):
+                        mismatches.append((made, saved, mode, value_requires_grad, op, happened, str(verdict)))
+                combinations += 1
+                unsafe += not verdict
+    monkeypatch.setattr(C, "live_tensors", scan)
+
+    show(
+        f"is_safe_view part {part + 1} of 4: {combinations} combinations as PyTorch does, {unsafe} of them unsafe; "
+        f"{impossible} more cannot be made"
+    )
+    assert mismatches == []
+    assert combinations > 1_000
+    assert unsafe > 200
