@@ -230,6 +230,7 @@ class _Situation(NamedTuple):
 
 _LEAVES = frozenset({"leaf", "leaf_view"})
 _REMADE = frozenset({"multi_output", "no_grad_view", "inference_view", "other_view"})
+_REFRESHED = frozenset({"unrefreshed_view"})
 _AUTOGRAD = _LEAVES | _REMADE | {"custom_function"}
 _NOTHING_TO_READ = frozenset({"memory", "no_memory", "uninitialized"})
 # They have no twin without the underscore, or one that does something else, or no bytes are written.
@@ -248,7 +249,7 @@ def _in_place(
     """Answer how the write can stay in place; None where it cannot."""
     grad_mode, impl = torch.is_grad_enabled(), record.impl
     unseen = bool(kinds) and kinds <= _AUTOGRAD
-    if kinds - _LEAVES - _REMADE - {"saved"} or (kinds & _REMADE and torch.is_inference_mode_enabled()):
+    if kinds - _LEAVES - _REMADE - _REFRESHED - {"saved"} or (kinds & _REMADE and torch.is_inference_mode_enabled()):
         return _InPlace("", False, True) if unseen else None
     under_no_grad = bool(kinds & _LEAVES)
     lines = []
@@ -262,8 +263,10 @@ def _in_place(
         if code is None:
             return _InPlace("", False, True) if unseen else None
         lines.append(f"{name} = {code}")
+    if kinds & _REFRESHED:
+        lines.append(f"{target.name}.grad_fn")
     before = "\n".join(lines)
-    if lines and not grad_mode:
+    if remade and not grad_mode:
         before = "with torch.enable_grad():\n" + _indented(before)
     return _InPlace(before, under_no_grad, False)
 
@@ -319,7 +322,11 @@ def _stay(in_place: _InPlace, write: str, after_backward: bool = False) -> Fix:
         steps.append("# after .backward():")
         titles.append("wait for backward")
         notes.append("a graph that ran gives its saved tensors back, unless retain_graph=True")
-    if in_place.before:
+    if in_place.before.endswith(".grad_fn"):
+        steps.append(in_place.before)
+        titles.append("read its grad_fn")
+        notes.append("PyTorch makes the grad_fn of a view whose base was written when it is read")
+    elif in_place.before:
         steps.append(in_place.before)
         titles.append("make the view again")
         notes.append("autograd rewrites the history of a view that one operator made with grad mode on")

@@ -46,8 +46,8 @@ class Hazard(NamedTuple):
 
     kind: Literal[
         "leaf", "leaf_view", "multi_output", "custom_function", "no_grad_view", "inference_view", "other_view",
-        "inference_tensor", "zerotensor", "uninitialized", "expanded", "self_overlapping", "saved", "read_only",
-        "memory", "no_memory",
+        "unrefreshed_view", "inference_tensor", "zerotensor", "uninitialized", "expanded", "self_overlapping",
+        "saved", "read_only", "memory", "no_memory",
     ]  # fmt: skip
     reason: str
     evidence: dict[str, Any]
@@ -226,7 +226,13 @@ def _of_autograd(record: TensorRecord, recorded: bool) -> Iterator[Hazard]:
             f"view of a leaf that requires grad{_visible(record)}: raises while grad mode is on, safe under no_grad"
         )
         yield Hazard("leaf_view", reason, evidence, True)
-    elif impl.is_leaf:
+    elif impl.grad_fn is None and impl.is_view:
+        reason = (
+            "view whose base was written since, and got a history then: PyTorch takes it for a leaf, and raises, until "
+            "its grad_fn is read"
+        )
+        yield Hazard("unrefreshed_view", reason, evidence, True)
+    elif impl.grad_fn is None:
         reason = "leaf that requires grad: raises while grad mode is on, safe under no_grad"
         yield Hazard("leaf", reason, evidence | {"is_leaf": True}, True)
 

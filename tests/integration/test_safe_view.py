@@ -53,7 +53,7 @@ class Times(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
-        return None, (grad * x).sum_to_size(())
+        return None, (grad * x.conj()).sum().real
 
 
 def leaf(dtype=torch.float32) -> torch.Tensor:
@@ -242,7 +242,6 @@ class Impossible(Exception):
 
 
 def build(made: str, saved: str, value_requires_grad: bool) -> Built:
-    torch.manual_seed(0)
     x, *beside = MADE[made]()
     try:
         x, root = SAVED[saved](x)
@@ -250,8 +249,9 @@ def build(made: str, saved: str, value_requires_grad: bool) -> Built:
         value = torch.full(x.shape, 2, dtype=x.dtype, requires_grad=value_requires_grad)
     except RuntimeError as error:
         raise Impossible from error
-    return Built(x, tuple(b for b in beside if b is not None), loss if loss is not None and loss.requires_grad else None,
-                 value)  # fmt: skip
+    if loss is not None and not loss.requires_grad:
+        loss = None
+    return Built(x, tuple(b for b in beside if b is not None), loss, value)
 
 
 # -- what really happens
@@ -265,21 +265,28 @@ def raises(action: Callable[[], Any]) -> bool:
     return False
 
 
-def consequences(built: Built) -> list[bool]:
-    """Which of the backward that was prepared, and of using what is alive, raises."""
+class Consequences(NamedTuple):
+    """Which of the backward that was prepared, and of using what is alive, raises; and what that backward gives."""
 
-    def use(x: torch.Tensor) -> None:
-        y = (x * 1.0).sum().real
-        if y.requires_grad:
-            y.backward(retain_graph=True)
+    raised: list[bool]
+    gradients: list[torch.Tensor | None]
 
+
+def consequences(built: Built) -> Consequences:
     found = [built.loss is not None and raises(lambda: built.loss.backward(retain_graph=True))]
-    return found + [raises(lambda x=x: use(x)) for x in (built.x, *built.beside)]
+    gradients = gradients_of(built)
+    for x in (built.x, *built.beside):
+        try:
+            y = (x * 1.0).sum().real
+        except RuntimeError:
+            found += [True, True]
+        else:
+            found += [False, y.requires_grad and raises(lambda y=y: y.backward(retain_graph=True))]
+    return Consequences(found, gradients)
 
 
-def gradients(built: Built) -> list:
-    """What the prepared backward gives the value that was multiplied with."""
-    graph, found = [built.loss.grad_fn], []
+def gradients_of(built: Built) -> list[torch.Tensor | None]:
+    graph, found = [] if built.loss is None else [built.loss.grad_fn], []
     while graph:
         node = graph.pop()
         if hasattr(node, "variable"):
@@ -289,21 +296,24 @@ def gradients(built: Built) -> list:
 
 
 class Happened(NamedTuple):
-    raised: bool
-    wrong: bool
-    broken: bool
+    raised: bool = False
+    wrong: bool = False
+    broken: bool = False
 
 
-def write(built: Built, mode: str, op: str, untouched: list[bool]) -> Happened:
+def write(built: Built, mode: str, op: str, untouched: Consequences) -> tuple[Happened, bool]:
+    """Write; answer what became visible, and whether the gradient silently became another."""
     expected = WRITES[op](built.x.detach().clone(memory_format=torch.contiguous_format), built.value.detach())
     with MODES[mode]():
         try:
             getattr(built.x, op)(built.value)
         except RuntimeError:
-            return Happened(True, False, False)
+            return Happened(raised=True), False
     wrong = not torch.equal(built.x.detach().resolve_conj().resolve_neg(), expected.resolve_conj().resolve_neg())
-    broken = any(now and not before for now, before in zip(consequences(built), untouched, strict=True))
-    return Happened(False, wrong, broken)
+    after = consequences(built)
+    broken = any(now and not before for now, before in zip(after.raised, untouched.raised, strict=True))
+    pairs = zip(after.gradients, untouched.gradients, strict=True)
+    return Happened(wrong=wrong, broken=broken), not all(a is b or torch.equal(a, b) for a, b in pairs)
 
 
 def tensors_of(built: Built) -> list[torch.Tensor]:
@@ -318,7 +328,7 @@ def ask(built: Built, mode: str, value_requires_grad: bool) -> tp.writes.SafeVie
 @pytest.mark.parametrize("part", range(4))
 def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monkeypatch):
     scan = C.live_tensors
-    combinations = impossible = unsafe = 0
+    combinations = impossible = unsafe = silent = 0
     mismatches = []
     for number, (made, saved) in enumerate(itertools.product(list(MADE)[part::4], SAVED)):
         for value_requires_grad in (False, True):
@@ -333,18 +343,21 @@ def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monk
                 live = tensors_of(built)
                 monkeypatch.setattr(C, "live_tensors", scan if number % 40 == 0 else lambda live=live: list(live))
                 verdict = ask(built, mode, value_requires_grad)
-                for op in WRITES:
-                    happened = write(build(made, saved, value_requires_grad), mode, op, untouched)
+                for op in list(WRITES) if saved == "nobody" else list(WRITES)[number % 2 :][:1]:
+                    happened, other_gradient = write(build(made, saved, value_requires_grad), mode, op, untouched)
                     foretold = {hazard.raises for hazard in verdict.hazards}
                     if bool(verdict) == any(happened) or (happened.raised != bool({True, None} & foretold)):
                         mismatches.append((made, saved, mode, value_requires_grad, op, happened, str(verdict)))
+                    if verdict and other_gradient:
+                        assert saved in SILENT, (made, saved, mode, value_requires_grad, op)
+                        silent += 1
                 combinations += 1
                 unsafe += not verdict
     monkeypatch.setattr(C, "live_tensors", scan)
 
     show(
         f"is_safe_view part {part + 1} of 4: {combinations} combinations as PyTorch does, {unsafe} of them unsafe; "
-        f"{impossible} more cannot be made"
+        f"{silent} silent gradients behind hooks and .data; {impossible} more cannot be made"
     )
     assert mismatches == []
     assert combinations > 1_000
