@@ -142,7 +142,13 @@ def recommend_fix(
     kinds = frozenset(hazard.kind for hazard in verdict.hazards)
     in_place = _in_place(x, record, around, kinds, target, variables)
     extent = record.extent
-    situation = _Situation(target, write, kinds, None if extent is None else extent.nbytes, in_place)
+    nbytes = None if extent is None else extent.nbytes
+    unreadable = record.impl.grad_fn_stale and bool(kinds & _UNTRACKED)
+    value_recorded = value_requires_grad and torch.is_grad_enabled()
+    unseen: Safety = "safe"
+    if around.recorded and (value_recorded or not _is_cut_off(record.impl)):
+        unseen = "changes gradient"
+    situation = _Situation(target, write, kinds, nbytes, in_place, unreadable, value_recorded, unseen)
     fixes = [] if verdict.ok else list(_fixes(situation))
     fixes += _to_free(record, target, report.findings)
     subject = f"{describe(record)}: safe in place" if verdict.ok else "; ".join(h.reason for h in verdict.hazards)
@@ -216,8 +222,8 @@ class _InPlace(NamedTuple):
     before: str
     """Statements that make views again."""
     under_no_grad: bool
-    unseen: bool
-    """Whether a write that autograd does not see at all helps where no other does."""
+    connects: bool = False
+    """Whether gradients flow to a base from then on that did not before."""
 
 
 class _Situation(NamedTuple):
@@ -226,10 +232,17 @@ class _Situation(NamedTuple):
     kinds: frozenset[str]
     nbytes: int | None
     in_place: _InPlace | None
+    unreadable: bool = False
+    """Whether any operator with grad mode on raises: a view that autograd cannot follow, and its base was written."""
+    value_recorded: bool = False
+    """Whether a gradient is to flow to what is written."""
+    unseen: Safety = "changes gradient"
+    """What a write that autograd does not see is."""
 
 
 _LEAVES = frozenset({"leaf", "leaf_view"})
 _REMADE = frozenset({"multi_output", "no_grad_view", "inference_view", "other_view"})
+_UNTRACKED = frozenset({"multi_output", "no_grad_view", "inference_view", "custom_function"})
 _REFRESHED = frozenset({"unrefreshed_view"})
 _AUTOGRAD = _LEAVES | _REMADE | {"custom_function"}
 _NOTHING_TO_READ = frozenset({"memory", "no_memory", "uninitialized"})
@@ -239,6 +252,7 @@ _ONLY_IN_PLACE = frozenset(
      "random", "requires_grad", "resize", "resize_as", "set", "squeeze", "swapaxes", "swapdims", "t", "transpose",
      "uniform", "unsqueeze", "zero"]
 )  # fmt: skip
+_NO_GRADIENT = "no gradient flows to what is written"
 _KEEPS = "what shares its memory keeps its values"
 
 
@@ -248,27 +262,32 @@ def _in_place(
 ) -> _InPlace | None:  # fmt: skip
     """Answer how the write can stay in place; None where it cannot."""
     grad_mode, impl = torch.is_grad_enabled(), record.impl
-    unseen = bool(kinds) and kinds <= _AUTOGRAD
     if kinds - _LEAVES - _REMADE - _REFRESHED - {"saved"} or (kinds & _REMADE and torch.is_inference_mode_enabled()):
-        return _InPlace("", False, True) if unseen else None
+        return None
     under_no_grad = bool(kinds & _LEAVES)
     lines = []
     names = {id(value): name for name, value in variables.items()}
     remade = [(entry.tensor, names.get(id(entry.tensor))) for entry in around.other_views]
+    connects = _is_cut_off(impl) or any(_is_cut_off(entry.record.impl) for entry in around.other_views)
     if kinds & (_REMADE - {"other_view"}):
         remade.insert(0, (x, target.assigned if target.assigned == target.name else None))
         under_no_grad = grad_mode and bool(impl.base_is_leaf and impl.base_requires_grad)
     for view, name in remade:
         code = None if name is None else view_code(view, lambda base: names.get(id(base)))
         if code is None:
-            return _InPlace("", False, True) if unseen else None
+            return None
         lines.append(f"{name} = {code}")
     if kinds & _REFRESHED:
         lines.append(f"{target.name}.grad_fn")
     before = "\n".join(lines)
     if remade and not grad_mode:
         before = "with torch.enable_grad():\n" + _indented(before)
-    return _InPlace(before, under_no_grad, False)
+    return _InPlace(before, under_no_grad, connects)
+
+
+def _is_cut_off(impl: Any) -> bool:
+    """Tell whether no gradient flows from a view to its base until it is made again, or the version moves."""
+    return bool(impl.is_view and impl.requires_grad and impl.grad_fn is None and not impl.grad_fn_stale)
 
 
 def _indented(code: str) -> str:
@@ -277,18 +296,19 @@ def _indented(code: str) -> str:
 
 def _fixes(situation: _Situation) -> Iterator[Fix]:
     """Answer the fixes that clear every hazard there is."""
-    target, _, kinds, _, in_place = situation
+    target, kinds, in_place = situation.target, situation.kinds, situation.in_place
     if kinds & _NOTHING_TO_READ:
         return
     write = situation.write or f"{target.name}.mul_(2)"
-    if in_place is not None and not in_place.unseen and "saved" not in kinds:
-        yield _stay(in_place, write)
+    if in_place is not None and "saved" not in kinds:
+        yield _stay(in_place, write, situation.value_recorded)
     if kinds == {"inference_tensor"}:
         yield Fix(
             title="write inside inference_mode",
-            code=f"with torch.inference_mode():\n    {write}",
+            code=f"with torch.inference_mode():\n{_indented(write)}",
             cost_nbytes=0,
-            safety="safe",
+            safety="changes gradient" if situation.value_recorded else "safe",
+            note=_NO_GRADIENT if situation.value_recorded else "",
         )
     if kinds == {"partial_overlap"}:
         yield from _copy_values(write)
@@ -304,19 +324,20 @@ def _fixes(situation: _Situation) -> Iterator[Fix]:
         )
         return
     yield from _copies(situation, write)
-    if in_place is not None and not in_place.unseen and "saved" in kinds:
-        yield _stay(in_place, write, after_backward=True)
-    if in_place is not None and in_place.unseen and (call := _call_on(write, target.name)) is not None:
+    if in_place is not None and "saved" in kinds:
+        yield _stay(in_place, write, situation.value_recorded, after_backward=True)
+    call = _call_on(write, target.name)
+    if call is not None and kinds & (_UNTRACKED | {"other_view"}) and kinds <= _AUTOGRAD and not situation.unreadable:
         yield Fix(
             title="write behind autograd's back",
             code=f"{target.name}.data.{call.op}_({call.arguments})",
             cost_nbytes=0,
-            safety="changes gradient" if torch.is_grad_enabled() else "safe",
+            safety=situation.unseen,
             note="through .data no version moves and nothing is recorded: backward leaves the write out",
         )
 
 
-def _stay(in_place: _InPlace, write: str, after_backward: bool = False) -> Fix:
+def _stay(in_place: _InPlace, write: str, value_recorded: bool, after_backward: bool = False) -> Fix:
     steps, titles, notes = [], [], []
     if after_backward:
         steps.append("# after .backward():")
@@ -333,21 +354,36 @@ def _stay(in_place: _InPlace, write: str, after_backward: bool = False) -> Fix:
     if in_place.under_no_grad:
         titles.append("write under torch.no_grad()")
         notes.append("as an optimizer does: the write is not recorded, and backward sees the new values")
+        notes += [_NO_GRADIENT] if value_recorded else []
     elif in_place.before or after_backward:
         titles.append("write")
     steps.append(f"with torch.no_grad():\n{_indented(write)}" if in_place.under_no_grad else write)
+    if in_place.connects:
+        notes.append("the view was not connected with its base: from then on gradients flow back to it")
+    changes = in_place.connects or (in_place.under_no_grad and value_recorded)
     return Fix(
         title=", then ".join(titles),
         code="\n".join(steps),
         cost_nbytes=0,
-        safety="safe",
+        safety="changes gradient" if changes else "safe",
         note="; ".join(notes),
     )
 
 
 def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
     target, nbytes = situation.target, situation.nbytes
-    out_of_place = None if "zerotensor" in situation.kinds else _out_of_place(write, target)
+    if situation.unreadable:
+        yield Fix(
+            title="write to a copy of its values",
+            code=f"{target.assigned} = {target.name}.detach().clone()\n{_replaced(write, target)}",
+            cost_nbytes=nbytes,
+            safety="changes gradient",
+            note="its base was written since it was made: no gradient flows to what it was made from",
+        )
+        return
+    # Of an inference tensor autograd saves nothing, of a zero tensor the product is one again.
+    fresh = situation.kinds & {"zerotensor", "inference_tensor"}
+    out_of_place = None if fresh else _out_of_place(write, target)
     if out_of_place is not None:
         yield Fix(title="write out of place", code=out_of_place, cost_nbytes=nbytes, safety="copies", note=_KEEPS)
     yield Fix(
@@ -518,7 +554,7 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str
         name = _written(write, variables) or name
     in_place = None
     if kind in _LEAVES or kind == "saved":
-        in_place = _InPlace("", kind in _LEAVES, False)
+        in_place = _InPlace("", kind in _LEAVES)
     situation = _Situation(
         _target_of(name, variables, None), write or statement, frozenset({kind}), None, in_place
     )  # fmt: skip
