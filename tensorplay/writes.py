@@ -179,7 +179,7 @@ _MADE = {
         "not because of overlap",
     ),
     "IN_CUSTOM_FUNCTION": ("custom_function", "view made inside a custom autograd.Function{made}{hook}"),
-    "NO_GRAD_MODE": ("no_grad_view", "view made under torch.no_grad(), or of a tensor that did not require grad yet"),
+    "NO_GRAD_MODE": ("no_grad_view", "view made under torch.no_grad()"),
     "INFERENCE_MODE": ("inference_view", "view made in inference mode"),
 }
 """Kind and words for each way to make a view that autograd does not rewrite the history of."""

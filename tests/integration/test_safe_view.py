@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import tensorplay as tp
+from tensorplay import fixes, writes
 from tensorplay._native import C
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # masked_fill_ and its kin warn on expanded tensors
@@ -324,7 +325,7 @@ def tensors_of(built: Built) -> list[torch.Tensor]:
     return [x for x in (built.x, *built.beside, built.loss, built.value) if x is not None]
 
 
-def ask(built: Built, mode: str, value_requires_grad: bool) -> tp.writes.SafeView:
+def ask(built: Built, mode: str, value_requires_grad: bool) -> writes.SafeView:
     with MODES[mode]():
         return tp.is_safe_view(built.x, value_requires_grad=value_requires_grad)
 
@@ -332,7 +333,7 @@ def ask(built: Built, mode: str, value_requires_grad: bool) -> tp.writes.SafeVie
 @pytest.mark.parametrize("part", range(4))
 def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monkeypatch):
     scan = C.live_tensors
-    monkeypatch.setattr(tp.writes, "RULES", ())  # reading the memory map takes half of the time
+    monkeypatch.setattr(writes, "RULES", ())  # reading the memory map takes half of the time
     combinations = impossible = unsafe = silent = 0
     mismatches = []
     for number, (made, saved) in enumerate(itertools.product(list(MADE)[part::4], SAVED)):
@@ -374,14 +375,14 @@ def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monk
 # -- what to do instead
 
 
-def ask_for_fixes(built: Built, mode: str, value_requires_grad: bool) -> tp.fixes.Fixes:
+def ask_for_fixes(built: Built, mode: str, value_requires_grad: bool) -> fixes.Fixes:
     """Ask where the tensors have names, as they do for names_of()."""
     x = built.x
     other0, other1, other2 = (*built.beside, None, None, None)[:3]
     with MODES[mode]():
-        fixes = tp.recommend_fix(x, write="x.mul_(value)", value_requires_grad=value_requires_grad)
+        found = tp.recommend_fix(x, write="x.mul_(value)", value_requires_grad=value_requires_grad)
     del other0, other1, other2
-    return fixes
+    return found
 
 
 def names_of(built: Built) -> dict[str, Any]:
@@ -419,7 +420,7 @@ def near(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return len(some) == len(others) and all(map(torch.allclose, some, others))
 
 
-def execute(fix: tp.fixes.Fix, made: str, saved: str, mode: str, value_requires_grad: bool) -> None:
+def execute(fix: fixes.Fix, made: str, saved: str, mode: str, value_requires_grad: bool) -> None:
     untouched = consequences(build(made, saved, value_requires_grad))
     built = build(made, saved, value_requires_grad)
     before = built.x.detach().clone(memory_format=torch.contiguous_format)
@@ -477,8 +478,8 @@ def execute(fix: tp.fixes.Fix, made: str, saved: str, mode: str, value_requires_
 
 @pytest.mark.parametrize("part", range(2))
 def test_every_fix_does_what_it_claims(part, show, monkeypatch):
-    monkeypatch.setattr(tp.fixes, "RULES", ())
-    monkeypatch.setattr(tp.writes, "RULES", ())
+    monkeypatch.setattr(fixes, "RULES", ())
+    monkeypatch.setattr(writes, "RULES", ())
     tried: dict[str, int] = {}
     failed = []
     for made, saved in itertools.product(list(MADE)[part::2], ["nobody", "mul", "exp's result"]):
@@ -489,9 +490,9 @@ def test_every_fix_does_what_it_claims(part, show, monkeypatch):
                 continue
             live = tensors_of(built)
             monkeypatch.setattr(C, "live_tensors", lambda live=live: list(live))
-            fixes = ask_for_fixes(built, mode, value_requires_grad)
-            assert bool(fixes) != bool(ask(built, mode, value_requires_grad))
-            for fix in fixes:
+            found = ask_for_fixes(built, mode, value_requires_grad)
+            assert bool(found) != bool(ask(built, mode, value_requires_grad))
+            for fix in found:
                 tried[fix.safety] = tried.get(fix.safety, 0) + 1
                 try:
                     execute(fix, made, saved, mode, value_requires_grad)
