@@ -418,13 +418,10 @@ def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding])
         return
     impl, safety, note = record.impl, "copies", "writes to it no longer reach the storage"
     code = f"{target.assigned} = {target.name}.clone()"
-    if impl.requires_grad and impl.is_view and impl.base_is_leaf:
-        # The graph keeps the leaf, and with it the storage.
+    if _is_cut_off(impl):
+        # Autograd takes it for a leaf: the copy's graph would keep it, and with it the storage.
         code = f"{target.assigned} = {target.name}.detach().clone()"
-        safety, note = (
-            "changes gradient",
-            "no gradient flows back from it to the leaf, which the graph would keep alive",
-        )
+        safety, note = "changes gradient", "the copy does not require grad"
     elif impl.requires_grad and impl.is_leaf:
         code = f"{target.name}.data = {target.name}.data.clone()"
         note = "it stays the same parameter"
