@@ -28,7 +28,7 @@ _PUBLIC = {
     "inspect_tensor_memory": "inspection",
     "is_safe_view": "writes",
     "list_shared_storages": "sharing",
-    "recommend_fix": "writes",
+    "recommend_fix": "fixes",
     "record_views": "views",
     "show_view_chain": "views",
     "verify_data_ptr_consistency": "inspection",
@@ -63,6 +63,7 @@ __all__ = [
 if TYPE_CHECKING:
     from tensorplay.comparison import compare
     from tensorplay.errors import InconsistentTensor, LoadError, TargetError, TensorPlayError, UnknownCode
+    from tensorplay.fixes import recommend_fix
     from tensorplay.inspection import (
         check,
         inspect,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from tensorplay.reports import Report, Verdict
     from tensorplay.sharing import list_shared_storages
     from tensorplay.views import record_views, show_view_chain
-    from tensorplay.writes import is_safe_view, recommend_fix
+    from tensorplay.writes import is_safe_view
 
 
 def __getattr__(name: str) -> Any:

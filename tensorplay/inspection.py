@@ -34,6 +34,7 @@ __all__ = [
     "CALL_REFS",
     "MAX_TENSORS",
     "check",
+    "explained",
     "inspect",
     "inspect_data_ptr",
     "inspect_storage_device",
@@ -409,16 +410,28 @@ def report_of(
 ) -> Report:
     """Ask the rules and make the report; where nobody prints it, names and explanations are left for later."""
     if not report_unused and not rules:
-        pending = functools.partial(_explained, caller) if _suspects(reads) else None
+        pending = functools.partial(_explained_later, caller) if _suspects(reads) else None
         return Report(reads, (), caller=caller, pending=pending, **fields)
-    reads, selection = _explained(caller, reads, rules)
+    reads, findings = _explained(caller, reads, rules)
+    selection = select_findings(findings, caller=caller, config=lenient_config(caller))
     return Report(reads, selection.findings, **fields, **selection.fields())
 
 
-def _explained(caller: Caller, reads: list[Read], rules: Sequence[SceneRule] = ()) -> tuple[list[Read], Selection]:
+def explained(reads: list[Read], caller: Caller, rules: Sequence[SceneRule]) -> tuple[Report, list[Finding]]:
+    """Ask the rules and answer the report, and all findings: those too that the report was told not to show."""
+    reads, findings = _explained(caller, reads, rules)
+    selection = select_findings(findings, caller=caller, config=lenient_config(caller))
+    return Report(reads, selection.findings, **selection.fields()), findings
+
+
+def _explained(caller: Caller, reads: list[Read], rules: Sequence[SceneRule]) -> tuple[list[Read], list[Finding]]:
     """Name the tensors as the caller does, and explain what is wrong with them."""
     reads = name_roots(reads, caller)
-    findings = [*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules)]
+    return reads, [*_explain(_suspects(reads)), *_explain_scene(Scene(reads), rules)]
+
+
+def _explained_later(caller: Caller, reads: list[Read]) -> tuple[list[Read], Selection]:
+    reads, findings = _explained(caller, reads, ())
     return reads, select_findings(findings, caller=caller, config=lenient_config(caller))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
 
-__all__ = ["Live", "LiveTensor", "live_roots", "scope_names"]
+__all__ = ["Live", "LiveTensor", "caller_names", "scope_names"]
 
 _OWN = str(Path(__file__).parent)
 
@@ -62,9 +63,10 @@ class Live:
         return LiveTensor(tensor, record)
 
 
-def live_roots() -> list[Any]:
-    """Answer the live tensors: where the graphs behind them begin."""
-    return C.live_tensors()
+def caller_names(scope: dict[str, Any]) -> dict[str, Any]:
+    """Answer what the line that called us can name: the variables of its frame, and the globals handed in."""
+    frames = C.frame_locals(threading.get_ident(), _OWN)
+    return {**scope, **dict(frames[0][3])} if frames else scope
 
 
 def scope_names() -> list[tuple[str, Any]]:

@@ -26,7 +26,7 @@ from tensorplay.reports import Read, Report
 from tensorplay.walk import find_tensors
 from tensorplay.words import describe
 
-__all__ = ["ChainReport", "chain_of", "chains_below", "record_views", "show_view_chain"]
+__all__ = ["ChainReport", "chain_of", "chains_below", "record_views", "show_view_chain", "view_code"]
 
 _MOST_ALIASES = 8
 _PATIENT_NODES = 3_000_000
@@ -159,6 +159,40 @@ def chains_below(name: str, value: object) -> tuple[ViewChain, ...]:
             record = Read(place.path, C.read(place.tensor)).model()
             chains.append(chain_of(place.tensor, record, over))
     return tuple(chains)
+
+
+_METHODS = frozenset(
+    ["as_strided", "diagonal", "expand", "permute", "squeeze", "transpose", "unflatten", "unfold", "unsqueeze", "view"]
+)
+
+
+def view_code(x: torch.Tensor, name_of: Callable[[Any], str | None]) -> str | None:
+    """Answer an expression that makes a view again from its base, by what name_of() calls that; None where none does.
+
+    Slices and methods alone, each of which makes one view.
+    """
+    view = C.view_of(x)
+    base = None if view is None or view[1] is None else name_of(view[1])
+    if view is None or base is None:
+        return None
+    start, target = _Geometry.of(view[0]), _Geometry.of(C.read(x))
+    if start is None or target is None:
+        return None
+    code = base
+    for step in _inferred(start, target).steps:
+        args = step.args
+        if step.op in ("narrow", "slice", "select"):
+            if step.op == "select":
+                index = str(args["index"])
+            else:
+                end = args["start"] + args["length"] if step.op == "narrow" else args["end"]
+                index = f"{args['start'] or ''}:{end}" + (f":{args['step']}" if step.op == "slice" else "")
+            code += f"[{':, ' * args['dim']}{index}]"
+        elif step.op in _METHODS:
+            code += f".{step.op}({', '.join(f'{name}={value}' for name, value in args.items())})"
+        else:
+            return None
+    return f"{base}[:]" if code == base else code
 
 
 class Neighbour(NamedTuple):

@@ -1,11 +1,9 @@
-"""In-place writes: what one would do now, and what to write instead."""
+"""What an in-place write on a tensor would do now."""
 
 from __future__ import annotations
 
-import linecache
-import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -15,20 +13,20 @@ import msgspec
 import torch
 
 from tensorplay.callers import Caller
-from tensorplay.classes import class_name
-from tensorplay.inspection import outside_compiled_code, read_one, report_of
+from tensorplay.inspection import explained, outside_compiled_code, read_one
 from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord
-from tensorplay.live import live_roots
+from tensorplay.live import Live, LiveTensor
 from tensorplay.reports import Report, Verdict
 from tensorplay.rules.foreign import MappedReadOnly, NotMapped
 from tensorplay.words import bytes_text, describe, plural
 
-__all__ = ["Fix", "Fixes", "SafeView", "is_safe_view", "recommend_fix"]
+__all__ = ["RULES", "Hazard", "SafeView", "Surroundings", "is_safe_view", "judge"]
 
 _MOST_SAVERS = 5
 """So many nodes are named that saved a tensor; the rest is counted."""
 
-_RULES = (MappedReadOnly(), NotMapped())
+RULES = (MappedReadOnly(), NotMapped())
+"""Rules about memory that a write would run into."""
 # Findings that say what an in-place write does; others that a report has do not make it unsafe.
 _UNSAFE = frozenset({"TP102", "TP103", "TP105", "TP107"})
 # What is a hazard as long as nobody writes will bite the write that is asked about.
@@ -47,13 +45,14 @@ class Hazard(NamedTuple):
     """One thing that an in-place write would run into."""
 
     kind: Literal[
-        "leaf", "leaf_view", "multi_output", "custom_function", "no_grad_view", "inference_view", "inference_tensor",
-        "expanded", "self_overlapping", "saved", "read_only", "memory", "no_memory",
+        "leaf", "leaf_view", "multi_output", "custom_function", "no_grad_view", "inference_view", "other_view",
+        "unrefreshed_view", "inference_tensor", "zerotensor", "uninitialized", "expanded", "self_overlapping",
+        "saved", "read_only", "memory", "no_memory",
     ]  # fmt: skip
     reason: str
     evidence: dict[str, Any]
     raises: bool | None
-    """Whether the write itself raises; None where nobody can promise what happens."""
+    """Whether the write itself raises; None where that depends on the operator, or nobody can promise it."""
 
 
 class SafeView(Verdict):
@@ -87,8 +86,11 @@ def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeV
 
     Unsafe is a write that raises, that makes a backward raise which would have run, that gives wrong numbers, or that
     ends the process: on a leaf that requires grad or a view of one; on a view that autograd did not see being made, or
-    that is one of several; on an inference tensor outside inference mode; where several indices reach one element;
-    where a live node saved the tensor for backward; in memory that is mapped read-only or gone.
+    that is one of several; next to a live view of that sort; on an inference tensor outside inference mode; where
+    several indices reach one element; where a live node saved the tensor for backward; in memory that is mapped
+    read-only or gone.
+
+    With grad mode off a write on a view that autograd cannot follow goes through, and the next use of the view raises.
 
     Args:
         x: a tensor of any kind; that it is a view is not needed.
@@ -100,24 +102,59 @@ def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeV
     Raises:
         TypeError: x is no tensor.
 
-    Cost: half a millisecond for the memory map, and a walk of the graphs behind all live tensors: about a microsecond a
-        node. Runs no operator, no hook, and unpacks nothing.
+    Cost: a scan of the process's objects for live tensors, some 15 ms beside torch alone; half a millisecond for the
+        memory map; a walk of the graphs behind the tensors, about a microsecond a node. Runs no operator, no hook, and
+        unpacks nothing. Not seen: what hooks of saved tensors keep (PyTorch does
+        not check versions there, so that nothing raises and backward may use the new values), and graphs that only a
+        node, and no tensor, holds.
 
     Source: torch/csrc/autograd/VariableTypeUtils.h ``check_inplace``; torch/csrc/autograd/variable.cpp
         ``handle_view_on_rebase``; torch/csrc/autograd/saved_variable.h; ATen/MemoryOverlap.h, torch 2.13 and 2.14.
     """
     caller = Caller.at(sys._getframe(1))
     read = read_one(x, "is_safe_view", calls=2)
-    report = report_of([read], caller, report_unused=False, rules=_RULES)
-    return _judge(x, report, value_requires_grad)
+    report, findings = explained([read], caller, RULES)
+    return judge(report, findings, Surroundings(x, report.records[0], value_requires_grad))
 
 
-def _judge(x: torch.Tensor, report: Report, value_requires_grad: bool) -> SafeView:
+class Surroundings:
+    """The live tensors around one that is to be written. Holds them: made for one call, and dropped with it."""
+
+    def __init__(self, x: torch.Tensor, record: TensorRecord, value_requires_grad: bool) -> None:
+        self.x = x
+        self.recorded = torch.is_grad_enabled() and (record.impl.requires_grad or value_requires_grad)
+        """Whether autograd would record the write."""
+        self.live = Live()
+        self.other_views: Sequence[LiveTensor] = self._other_views(record)
+        """Views whose next use raises once their shared version moves."""
+
+    def _other_views(self, record: TensorRecord) -> list[LiveTensor]:
+        impl, storage = record.impl, record.storage
+        if storage is None or impl.version_counter is None:
+            return []
+        root = impl.address if impl.base is None else impl.base
+
+        def is_bitten(entry: LiveTensor) -> bool:
+            other = entry.record.impl
+            if other.creation_meta not in _MADE or other.version_counter != impl.version_counter:
+                return False
+            requires_grad = other.requires_grad or (self.recorded and other.base == root)
+            return requires_grad and not other.grad_fn_stale and entry.in_python and entry.tensor is not self.x
+
+        return [entry for entry in self.live.over([storage.address])[storage.address] if is_bitten(entry)]
+
+
+def judge(report: Report, findings: Iterable[Finding], around: Surroundings) -> SafeView:
+    """Put together what a write would run into. The findings are all there are, also those a report does not show."""
     record = report.records[0]
-    hazards = [*_of_autograd(record, value_requires_grad), *_of_memory(record, report.findings)]
-    savers, notes = _savers(x, record)
+    hazards = [*_of_autograd(record, around.recorded), *_of_other_views(around.other_views)]
+    hazards += _of_memory(record, findings)
+    savers, notes = _savers(record, around)
+    hazards += savers
+    if not around.recorded and record.impl.grad_fn_stale and record.impl.creation_meta in _MADE:
+        notes.append("its base was written since it was made: the next use with grad mode on raises already")
     report.raise_severity((_CODES[hazard.kind] for hazard in hazards if hazard.kind in _CODES), "warning")
-    return SafeView([*hazards, *savers], notes or ([] if hazards or savers else [_why_safe(record)]), report)
+    return SafeView(hazards, notes or ([] if hazards else [_why_safe(record)]), report)
 
 
 def _why_safe(record: TensorRecord) -> str:
@@ -135,9 +172,29 @@ def _visible(record: TensorRecord) -> str:
     return f", {extent.visible_nbytes} of {bytes_text(extent.storage_nbytes)}"
 
 
-def _of_autograd(record: TensorRecord, value_requires_grad: bool) -> Iterator[Hazard]:
+_MADE = {
+    "MULTI_OUTPUT_NODE": (
+        "multi_output",
+        "one of several views that one operator returned{made}: autograd cannot rewrite the history of one; "
+        "not because of overlap",
+    ),
+    "IN_CUSTOM_FUNCTION": ("custom_function", "view made inside a custom autograd.Function{made}{hook}"),
+    "NO_GRAD_MODE": ("no_grad_view", "view made under torch.no_grad()"),
+    "INFERENCE_MODE": ("inference_view", "view made in inference mode"),
+}
+"""Kind and words for each way to make a view that autograd does not rewrite the history of."""
+
+
+def _of_autograd(record: TensorRecord, recorded: bool) -> Iterator[Hazard]:
     """Repeat the checks that PyTorch makes before an in-place operator, in its order."""
     impl = record.impl
+    if record.kind == "uninitialized":
+        yield Hazard("uninitialized", "a parameter that has no values yet: it raises for any operator", {}, True)
+        return
+    if impl.is_zerotensor:
+        reason = "zero tensor without memory, as forward-mode AD makes them: PyTorch refuses to write to it"
+        yield Hazard("zerotensor", reason, {"is_zerotensor": True}, True)
+        return
     if impl.is_inference and not torch.is_inference_mode_enabled():
         yield Hazard(
             "inference_tensor",
@@ -146,9 +203,11 @@ def _of_autograd(record: TensorRecord, value_requires_grad: bool) -> Iterator[Ha
             True,
         )
         return
-    if not torch.is_grad_enabled() or not (impl.requires_grad or value_requires_grad):
-        return
-    evidence: dict[str, Any] = {"grad_mode": True, "creation_meta": impl.creation_meta, "grad_fn": impl.grad_fn}
+    evidence: dict[str, Any] = {
+        "grad_mode": torch.is_grad_enabled(),
+        "creation_meta": impl.creation_meta,
+        "grad_fn": impl.grad_fn,
+    }
     if impl.is_view:
         evidence |= {"base_is_leaf": impl.base_is_leaf, "base_requires_grad": impl.base_requires_grad}
         if record.extent is not None:
@@ -156,37 +215,52 @@ def _of_autograd(record: TensorRecord, value_requires_grad: bool) -> Iterator[Ha
                 "storage_nbytes": record.extent.storage_nbytes,
                 "view_nbytes": record.extent.visible_nbytes,
             }
-        made = f" ({impl.grad_fn})" if impl.grad_fn else ""
-        known: dict[str, tuple[Any, str]] = {
-            "MULTI_OUTPUT_NODE": (
-                "multi_output",
-                f"one of several views that one operator returned{made}: autograd cannot rewrite the history of one; "
-                "not because of overlap",
-            ),
-            "IN_CUSTOM_FUNCTION": (
-                "custom_function",
-                f"view made inside a custom autograd.Function{made}"
-                + (": a full backward hook on the module" if made.startswith(" (BackwardHookFunction") else ""),
-            ),
-            "NO_GRAD_MODE": (
-                "no_grad_view",
-                "view made under torch.no_grad(), written with grad mode on, and the base requires grad",
-            ),
-            "INFERENCE_MODE": ("inference_view", "view made in inference mode, written outside it with grad mode on"),
-        }
-        if impl.creation_meta in known:
-            kind, reason = known[impl.creation_meta]
-            yield Hazard(kind, reason, evidence, True)
+        if impl.creation_meta in _MADE:
+            if recorded or (impl.requires_grad and not impl.grad_fn_stale):
+                yield _untracked(impl, recorded, evidence)
             return
-        if impl.requires_grad and impl.base_is_leaf:
-            reason = (
-                f"view of a leaf that requires grad{_visible(record)}: raises while grad mode is on, safe under no_grad"
-            )
-            yield Hazard("leaf_view", reason, evidence, True)
-            return
-    if impl.requires_grad and impl.is_leaf:
+    if not recorded or not impl.requires_grad:
+        return
+    if impl.is_view and impl.base_is_leaf:
+        reason = (
+            f"view of a leaf that requires grad{_visible(record)}: raises while grad mode is on, safe under no_grad"
+        )
+        yield Hazard("leaf_view", reason, evidence, True)
+    elif impl.grad_fn is None and impl.is_view:
+        reason = (
+            "view whose base was written since, and got a history then: PyTorch takes it for a leaf, and raises, until "
+            "its grad_fn is read"
+        )
+        yield Hazard("unrefreshed_view", reason, evidence, True)
+    elif impl.grad_fn is None:
         reason = "leaf that requires grad: raises while grad mode is on, safe under no_grad"
         yield Hazard("leaf", reason, evidence | {"is_leaf": True}, True)
+
+
+def _untracked(impl: Any, recorded: bool, evidence: dict[str, Any]) -> Hazard:
+    kind: Any
+    kind, how = _MADE[impl.creation_meta]
+    made = f" ({impl.grad_fn})" if impl.grad_fn else ""
+    hook = ": a full backward hook on the module" if made.startswith(" (BackwardHookFunction") else ""
+    reason = how.format(made=made, hook=hook)
+    if recorded:
+        return Hazard(kind, f"{reason}; raises while grad mode is on", evidence, True)
+    reason += "; grad mode is off: the write goes through, and the next use of the view with grad mode on raises"
+    return Hazard(kind, reason, evidence, False)
+
+
+def _of_other_views(views: Sequence[LiveTensor]) -> Iterator[Hazard]:
+    if not views:
+        return
+    impl = views[0].record.impl
+    how = _MADE[impl.creation_meta][1].partition("{")[0].partition(":")[0]
+    more = f", and {plural(len(views) - 1, 'more live view')}" if len(views) > 1 else ""
+    reason = (
+        f"the live view {describe(views[0].record)}{more} over the same memory is a {how.removeprefix('a ')}: "
+        "the write goes through, and its next use with grad mode on raises"
+    ).replace("is a one of", "is one of")
+    found = [{"shape": v.record.impl.shape, "creation_meta": v.record.impl.creation_meta} for v in views]
+    yield Hazard("other_view", reason, {"other_views": found}, False)
 
 
 def _of_memory(record: TensorRecord, findings: Iterable[Finding]) -> Iterator[Hazard]:
@@ -197,9 +271,16 @@ def _of_memory(record: TensorRecord, findings: Iterable[Finding]) -> Iterator[Ha
                 f"{evidence['elements']} elements on {evidence['distinct_cells']} cells (stride {evidence['stride']}): "
             )
             if evidence["expanded"]:
-                yield Hazard("expanded", reason + "expanded, most in-place operators raise", evidence, True)
+                reason += (
+                    "expanded: most in-place operators raise; of the others those that write one value (fill_, zero_) "
+                    "are right, those that depend on the index (tril_, fill_diagonal_) wrong"
+                )
+                yield Hazard("expanded", reason, evidence, None)
             else:
-                reason += "self-overlapping, PyTorch raises nothing and writes wrong numbers"
+                reason += (
+                    "self-overlapping: PyTorch raises nothing, and operators that read what they write (mul_, add_) or "
+                    "write a value an index (copy_, normal_) give wrong numbers"
+                )
                 yield Hazard("self_overlapping", reason, evidence, False)
         elif finding.code in _UNSAFE:
             kind: Any = "read_only" if finding.code == "TP105" else "memory"
@@ -209,11 +290,11 @@ def _of_memory(record: TensorRecord, findings: Iterable[Finding]) -> Iterator[Ha
         yield Hazard("no_memory", "its storage refuses to be written", {"throws_on_write": True}, True)
 
 
-def _savers(x: torch.Tensor, record: TensorRecord) -> tuple[list[Hazard], list[str]]:
+def _savers(record: TensorRecord, around: Surroundings) -> tuple[list[Hazard], list[str]]:
     """Find the live nodes that saved the tensor, or one that shares its version counter."""
     if record.impl.version_counter is None:
         return [], []
-    saved, _, busy = C.saved_tensors(live_roots(), x)
+    saved, _, busy = C.saved_tensors(around.live.tensors, around.x)
     held = [
         {
             "node": node,
@@ -236,254 +317,3 @@ def _savers(x: torch.Tensor, record: TensorRecord) -> tuple[list[Hazard], list[s
         f"saved for backward by {named}{more}: the write moves its version past {version}, and that backward will raise"
     )
     return [Hazard("saved", reason, evidence, False)], notes
-
-
-# -- what to do instead -----------------------------------------------------------------------------------------------
-
-Safety = Literal["safe", "changes gradient", "copies"]
-
-
-class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to write instead, and what it costs."""
-
-    title: str
-    """What it does."""
-    code: str
-    """Python that does it, with the names of the call and the write that was asked about."""
-    cost_nbytes: int | None
-    """Bytes it copies; None where only the error is known, and not the tensor."""
-    safety: Safety
-    """safe: same values, same gradient, nothing copied; copies: the same, at the cost; changes gradient: what is
-    written is not recorded, or backward sees other values."""
-    note: str = ""
-    """What else to know."""
-
-
-class Fixes:
-    """What to do, best first, with the findings it rests on."""
-
-    __slots__ = ("fixes", "report", "subject")
-
-    def __init__(self, subject: str, fixes: Iterable[Fix], report: Report) -> None:
-        self.subject = subject
-        self.fixes = tuple(fixes)
-        self.report = report
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The report's findings."""
-        return self.report.findings
-
-    def __bool__(self) -> bool:
-        return bool(self.fixes)
-
-    def __len__(self) -> int:
-        return len(self.fixes)
-
-    def __iter__(self) -> Iterator[Fix]:
-        return iter(self.fixes)
-
-    def __getitem__(self, index: int) -> Fix:
-        return self.fixes[index]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Answer the fixes and their report as dicts and lists."""
-        return {
-            "subject": self.subject,
-            "fixes": msgspec.to_builtins(self.fixes),
-            "report": self.report.to_dict(),
-        }
-
-    def to_json(self) -> str:
-        """Answer the fixes and their report as JSON."""
-        return msgspec.json.encode(self.to_dict()).decode()
-
-    def __str__(self) -> str:
-        lines = [self.subject]
-        if not self.fixes:
-            lines.append("  nothing to do")
-        for number, fix in enumerate(self.fixes, 1):
-            cost = "copies nothing" if fix.cost_nbytes == 0 else f"copies {bytes_text(fix.cost_nbytes)}"
-            lines.append(f"{number}. {fix.title}  ({fix.safety}, {cost})")
-            lines += [f"     {line}" for line in fix.code.splitlines()]
-            if fix.note:
-                lines.append(f"   {fix.note}")
-        return "\n".join(lines)
-
-    def __repr__(self) -> str:
-        return f"<tensorplay.Fixes: {self.subject}: {'; '.join(fix.title for fix in self.fixes) or 'nothing to do'}>"
-
-
-@outside_compiled_code
-def recommend_fix(x: torch.Tensor | BaseException, *, write: str | None = None) -> Fixes:
-    """Tell what to write in place of an in-place write that is not safe, best first.
-
-    Args:
-        x: the tensor to be written, or the exception that the write raised.
-        write: the statement that writes, as ``"x[0].mul_(2)"``; the one on the line that raised, or doubling the
-            tensor, where it is not given.
-
-    Returns:
-        The fixes: ``.code`` is Python to run, ``.cost_nbytes`` what it copies, ``.safety`` whether the gradient stays
-        what it would have been. None where nothing is wrong.
-
-    Raises:
-        TypeError: x is neither a tensor nor an exception.
-
-    Cost: as for is_safe_view().
-
-    Source: as for is_safe_view().
-    """
-    caller = Caller.at(sys._getframe(1))
-    if issubclass(type(x), BaseException):
-        return _fixes_of_error(x, write)
-    read = read_one(x, "recommend_fix", calls=2)
-    report = report_of([read], caller, report_unused=False, rules=_RULES)
-    verdict = _judge(x, report, False)
-    name = caller.argument("x")
-    name = name if name.isidentifier() else "x"
-    record = report.records[0]
-    size = record.extent.nbytes or 0 if record.extent is not None else 0
-    situation = _Situation(name, write or f"{name}.mul_(2)", frozenset(h.kind for h in verdict.hazards), size)
-    if verdict.ok:
-        return Fixes(f"{describe(record)}: safe in place", (), report)
-    return Fixes("; ".join(hazard.reason for hazard in verdict.hazards), _fixes(situation), report)
-
-
-class _Situation(NamedTuple):
-    name: str
-    write: str
-    kinds: frozenset[str]
-    nbytes: int | None
-
-
-_AUTOGRAD = frozenset({"leaf", "leaf_view", "multi_output", "custom_function", "no_grad_view", "inference_view"})
-_ONLY_IN_PLACE = frozenset(
-    [
-        "zero",
-        "copy",
-        "normal",
-        "uniform",
-        "random",
-        "set",
-        "resize",
-        "requires_grad",
-        "bernoulli",
-        "exponential",
-        "geometric",
-        "log_normal",
-        "cauchy",
-    ]
-)
-_OUT_OF_PLACE = re.compile(r"(?P<target>[A-Za-z_]\w*)\.(?P<op>[a-z]\w*)_\((?P<args>.*)\)")
-
-
-def _fixes(situation: _Situation) -> Iterator[Fix]:
-    """Answer the fixes that clear every hazard there is."""
-    name, write, kinds, nbytes = situation
-    if "memory" in kinds:
-        return  # there is nothing to read any more
-    if kinds <= {"leaf", "leaf_view"}:
-        yield Fix(
-            title="write under torch.no_grad()",
-            code=f"with torch.no_grad():\n    {write}",
-            cost_nbytes=0,
-            safety="safe",
-            note="as an optimizer does: the write is not recorded, and backward sees the new values",
-        )
-    if kinds == {"inference_tensor"}:
-        yield Fix(
-            title="write inside inference_mode",
-            code=f"with torch.inference_mode():\n    {write}",
-            cost_nbytes=0,
-            safety="safe",
-        )
-    copied = "what shares its memory keeps its values"
-    found = _OUT_OF_PLACE.fullmatch(write)
-    if found is not None and found["target"] == name and found["op"] not in _ONLY_IN_PLACE:
-        yield Fix(
-            title="write out of place",
-            code=f"{name} = {name}.{found['op']}({found['args']})",
-            cost_nbytes=nbytes,
-            safety="copies",
-            note=copied,
-        )
-    yield Fix(
-        title="write to a copy",
-        code=f"{name} = {name}.clone()\n{write}",
-        cost_nbytes=nbytes,
-        safety="copies",
-        note=copied,
-    )
-    if kinds & _AUTOGRAD and not kinds <= {"leaf", "leaf_view"} and kinds <= _AUTOGRAD:
-        yield Fix(
-            title="write under torch.no_grad()",
-            code=f"with torch.no_grad():\n    {write}",
-            cost_nbytes=0,
-            safety="changes gradient",
-            note="autograd does not see the write: the gradient is that of the values before it",
-        )
-    if "saved" in kinds:
-        yield Fix(
-            title="write after backward",
-            code=f"# after .backward():\n{write}",
-            cost_nbytes=0,
-            safety="safe",
-            note="a graph that ran gives its saved tensors back, unless retain_graph=True",
-        )
-
-
-# What PyTorch says (torch/csrc/autograd/VariableTypeUtils.h, variable.cpp, saved_variable.cpp; ATen/MemoryOverlap.cpp;
-# c10/core/TensorImpl.h), and what is the matter then.
-_MESSAGES: tuple[tuple[str, str], ...] = (
-    ("a view of a leaf Variable that requires grad is being used in an in-place operation", "leaf_view"),
-    ("a leaf Variable that requires grad is being used in an in-place operation", "leaf"),
-    ("function that returns multiple views", "multi_output"),
-    ("was created inside a custom Function", "custom_function"),
-    ("was created in no_grad mode", "no_grad_view"),
-    ("was created in inference mode", "inference_view"),
-    ("Inplace update to inference tensor outside InferenceMode", "inference_tensor"),
-    ("more than one element of the written-to tensor refers to a single memory location", "expanded"),
-    ("has been modified by an inplace operation", "saved"),
-)
-
-
-def _fixes_of_error(error: BaseException, write: str | None) -> Fixes:
-    """Recognise what PyTorch raised for an in-place write, and find the statement that wrote."""
-    message = BaseException.__str__(error)
-    kind = next((kind for text, kind in _MESSAGES if text in message), None)
-    report = Report([], ())
-    if kind is None:
-        head = message.partition("\n")[0]
-        return Fixes(
-            f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here", (), report
-        )
-    found = None if kind == "saved" else _failing_write(error)
-    name, statement = found or ("x", write or "x.mul_(2)")
-    fixes = _fixes(_Situation(name, write or statement, frozenset({kind}), None))
-    return Fixes(message.partition("\n")[0], fixes, report)
-
-
-_IN_PLACE = re.compile(r"\b(?P<target>[A-Za-z_]\w*)(?:\[[^\]]*\])?\.[a-z]\w*_\(")
-
-
-def _failing_write(error: BaseException) -> tuple[str, str] | None:
-    """Answer target and text of the in-place call on the innermost line of the traceback that has one."""
-    found = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        line = linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
-        if (call := _IN_PLACE.search(line)) is not None:
-            found = call["target"], _to_closing(line[call.start() :])
-        traceback = traceback.tb_next
-    return found
-
-
-def _to_closing(text: str) -> str:
-    """Cut a call's text after the parenthesis that closes it."""
-    depth = 0
-    for end, character in enumerate(text, 1):
-        depth += (character == "(") - (character == ")")
-        if depth == 0 and character == ")":
-            return text[:end]
-    return text.strip()

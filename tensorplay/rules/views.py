@@ -138,10 +138,12 @@ class MultiOutputView(Rule):
 
     `q, k = qkv.chunk(2)` and then `q.mul_(2)` raises, although the halves do not overlap: autograd cannot rewrite the
     history of one output of a node that has several. The same slices written as `qkv[:, :2]` may be written in place.
+    Under `torch.no_grad()` the write goes through, and so does a write to `qkv` itself in any mode; what raises then is
+    the next use of `q`, and of `k`, with grad mode on.
 
     ## Known limits
 
-    A hazard that nobody has touched, hence info.
+    A hazard that nobody has touched, hence info. `tensorplay.is_safe_view(x)` answers for the grad mode of the moment.
 
     ## Example
 
@@ -159,7 +161,8 @@ class MultiOutputView(Rule):
 
     ## Fix safety
 
-    Slicing makes the same views, and costs nothing. An operator that does not write in place copies.
+    Slicing makes the same views with the same gradient, and costs nothing; all of the views that are used later have to
+    be sliced. An operator that does not write in place copies.
 
     ## Sources
 
@@ -221,8 +224,8 @@ class UntrackedView(Rule):
 
     ## Known limits
 
-    A hazard that nobody has touched, hence info. Under `no_grad` the write is legal; `tensorplay.is_safe_view(x)`
-    answers for the grad mode of the moment.
+    A hazard that nobody has touched, hence info. With grad mode off the write goes through, and the next use of the
+    view with grad mode on raises; `tensorplay.is_safe_view(x)` answers for the grad mode of the moment.
 
     ## Example
 
@@ -241,7 +244,7 @@ class UntrackedView(Rule):
 
     ## Fix safety
 
-    Making the view where it is written is safe. `clone()` copies.
+    Making the view with grad mode on connects it with its base: gradients flow that did not before. `clone()` copies.
 
     ## Sources
 
@@ -291,9 +294,11 @@ class SelfOverlapping(Rule):
 
     ## Why it matters
 
-    `expand()` gives stride 0: PyTorch refuses most in-place operators then. Overlapping windows (`unfold`,
-    `as_strided`) are "too hard" for its check, so the write goes through: each cell is written several times, in an
-    order nobody promises, and the numbers are wrong without an error.
+    `expand()` gives stride 0: PyTorch refuses most in-place operators then; `fill_`, `zero_`, `masked_fill_` and
+    `index_fill_` go through, and so do `tril_`, `triu_` and `fill_diagonal_`, which write wrong numbers. Overlapping
+    windows (`unfold`, `as_strided`) are "too hard" for its check, so every write goes through: each cell is written
+    several times, in an order nobody promises. `mul_`, `add_`, `copy_` give wrong numbers without an error; `fill_`,
+    `clamp_`, `relu_`, which do the same once and twice, are right.
 
     ## Known limits
 
@@ -358,7 +363,7 @@ class SelfOverlapping(Rule):
                     "several times"
                     if expanded
                     else "PyTorch's own check calls this too hard and raises nothing: an in-place write goes to each "
-                    "shared cell several times, and gives wrong numbers"
+                    "shared cell several times; mul_, add_ and copy_ give wrong numbers"
                 ),
                 fix=f"clone() it before writing: copies {bytes_text(extent.nbytes)}",
                 source="computed: sizes_and_strides_, c10/core/TensorImpl.h",

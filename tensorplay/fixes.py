@@ -1,0 +1,614 @@
+"""What to write in place of an in-place write that is not safe, and of a view that keeps too much alive."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+import msgspec
+import torch
+
+from tensorplay.callers import Caller
+from tensorplay.classes import class_name
+from tensorplay.inspection import explained, outside_compiled_code, read_one
+from tensorplay.layers import Finding, TensorRecord
+from tensorplay.live import caller_names
+from tensorplay.reports import Report
+from tensorplay.rules.sharing import PinnedStorage
+from tensorplay.views import view_code
+from tensorplay.words import bytes_text, describe
+from tensorplay.writes import RULES, Surroundings, judge
+
+__all__ = ["Fix", "Fixes", "recommend_fix"]
+
+Safety = Literal["safe", "changes gradient", "copies"]
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to write instead, and what it costs."""
+
+    title: str
+    """What it does."""
+    code: str
+    """Python that does it, with the names of the call and the write that was asked about."""
+    cost_nbytes: int | None
+    """Bytes it copies; None where that is not known, as where only the error is known, and not the tensor."""
+    safety: Safety
+    """safe: same values, same gradient, nothing copied; copies: the same, at the cost; changes gradient: what is
+    written is not recorded, or backward sees other values."""
+    note: str = ""
+    """What else to know."""
+
+
+class Fixes:
+    """What to do, best first, with the findings it rests on."""
+
+    __slots__ = ("fixes", "report", "subject")
+
+    def __init__(self, subject: str, fixes: Iterable[Fix], report: Report) -> None:
+        self.subject = subject
+        self.fixes = tuple(fixes)
+        self.report = report
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The report's findings."""
+        return self.report.findings
+
+    def __bool__(self) -> bool:
+        return bool(self.fixes)
+
+    def __len__(self) -> int:
+        return len(self.fixes)
+
+    def __iter__(self) -> Iterator[Fix]:
+        return iter(self.fixes)
+
+    def __getitem__(self, index: int) -> Fix:
+        return self.fixes[index]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Answer the fixes and their report as dicts and lists."""
+        return {
+            "subject": self.subject,
+            "fixes": msgspec.to_builtins(self.fixes, str_keys=True),
+            "report": self.report.to_dict(),
+        }
+
+    def to_json(self) -> str:
+        """Answer the fixes and their report as JSON."""
+        return msgspec.json.encode(self.to_dict()).decode()
+
+    def __str__(self) -> str:
+        lines = [self.subject]
+        if not self.fixes:
+            lines.append("  nothing to do")
+        for number, fix in enumerate(self.fixes, 1):
+            cost = "copies nothing" if fix.cost_nbytes == 0 else f"copies {bytes_text(fix.cost_nbytes)}"
+            lines.append(f"{number}. {fix.title}  ({fix.safety}, {cost})")
+            lines += [f"     {line}" for line in fix.code.splitlines()]
+            if fix.note:
+                lines.append(f"   {fix.note}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<tensorplay.Fixes: {self.subject}: {'; '.join(fix.title for fix in self.fixes) or 'nothing to do'}>"
+
+
+@outside_compiled_code
+def recommend_fix(
+    x: torch.Tensor | BaseException, *, write: str | None = None, value_requires_grad: bool = False
+) -> Fixes:
+    """Tell what to write in place of an in-place write that is not safe, best first.
+
+    A tensor that keeps a much larger storage alive, of which nobody sees the rest (TP301), gets the copy that frees it.
+
+    Args:
+        x: the tensor to be written, or the exception that the write raised.
+        write: the statement that writes, as ``"x[0].mul_(2)"``; the one on the line that raised, or doubling the
+            tensor, where it is not given.
+        value_requires_grad: whether what is written requires grad, as for is_safe_view().
+
+    Returns:
+        The fixes: ``.code`` is Python to run in the grad mode of this moment, ``.cost_nbytes`` what it copies,
+        ``.safety`` whether the gradient stays what it would have been. None where nothing is wrong.
+
+    Raises:
+        TypeError: x is neither a tensor nor an exception.
+
+    Cost: as for is_safe_view().
+
+    Source: as for is_safe_view().
+    """
+    frame = sys._getframe(1)
+    caller, scope = Caller.at(frame), frame.f_globals
+    del frame
+    if isinstance(x, BaseException):
+        return _fixes_of_error(x, write, caller_names(scope))
+    read = read_one(x, "recommend_fix", calls=2)
+    report, findings = explained([read], caller, (*RULES, _PINNED))
+    record = report.records[0]
+    around = Surroundings(x, record, value_requires_grad)
+    verdict = judge(report, findings, around)
+    variables = caller_names(scope)
+    target = _target_of(caller.argument("x"), variables, record)
+    kinds = frozenset(hazard.kind for hazard in verdict.hazards)
+    in_place = _in_place(x, record, around, kinds, target, variables)
+    extent = record.extent
+    nbytes = None if extent is None else extent.nbytes
+    unreadable = record.impl.grad_fn_stale and bool(kinds & _UNTRACKED)
+    value_recorded = value_requires_grad and torch.is_grad_enabled()
+    unseen: Safety = "safe"
+    if around.recorded and (value_recorded or not _is_cut_off(record.impl)):
+        unseen = "changes gradient"
+    situation = _Situation(target, write, kinds, nbytes, in_place, unreadable, value_recorded, unseen)
+    fixes = [] if verdict.ok else list(_fixes(situation))
+    fixes += _to_free(record, target, report.findings)
+    subject = f"{describe(record)}: safe in place" if verdict.ok else "; ".join(h.reason for h in verdict.hazards)
+    return Fixes(subject, fixes, report)
+
+
+_PINNED = PinnedStorage()
+
+
+class _Target(NamedTuple):
+    """What the code of a fix writes to."""
+
+    name: str
+    """The expression of the caller."""
+    assigned: str
+    """What a copy of it is bound to: the expression where it can be assigned to, else a new variable."""
+
+
+def _target_of(name: str, variables: dict[str, Any], record: TensorRecord | None) -> _Target:
+    is_parameter = record is not None and record.python is not None and record.python.type.endswith("Parameter")
+    return _Target(name, name if _is_assignable(name, variables, is_parameter) else "copied")
+
+
+_CONTAINERS = frozenset({dict, list})
+
+
+def _is_assignable(name: str, variables: dict[str, Any], is_parameter: bool) -> bool:
+    """Tell whether assigning to an expression rebinds it: ``x[0] = ...`` of a tensor would write to the tensor."""
+    try:
+        expression = ast.parse(name, mode="eval").body
+    except SyntaxError:
+        return False
+    if isinstance(expression, ast.Name):
+        return True
+    if isinstance(expression, ast.Attribute):
+        # A module refuses to have a parameter's name bound to another tensor.
+        return not is_parameter and _is_path(expression) and not C.is_tensor(_value_of(expression.value, variables))
+    if isinstance(expression, ast.Subscript) and _is_path(expression.value):
+        owner = _value_of(expression.value, variables)
+        if owner is not None:
+            return type(owner) in _CONTAINERS
+        return isinstance(expression.slice, ast.Constant) and isinstance(expression.slice.value, str)
+    return False
+
+
+def _is_path(expression: ast.expr) -> bool:
+    while isinstance(expression, (ast.Attribute, ast.Subscript)):
+        expression = expression.value
+    return isinstance(expression, ast.Name)
+
+
+def _value_of(expression: ast.expr, variables: dict[str, Any]) -> Any:
+    """Answer what an expression names, without running code of any class; None where that is not plain to see."""
+    if isinstance(expression, ast.Name):
+        return variables.get(expression.id)
+    if isinstance(expression, ast.Attribute):
+        fields = C.instance_dict(_value_of(expression.value, variables))
+        return None if fields is None else fields.get(expression.attr)
+    if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
+        owner = _value_of(expression.value, variables)
+        try:
+            return owner[expression.slice.value] if type(owner) in _CONTAINERS else None
+        except (KeyError, IndexError, TypeError):
+            return None
+    return None
+
+
+class _InPlace(NamedTuple):
+    """What has to be around a write that stays in place."""
+
+    before: str
+    """Statements that make views again."""
+    under_no_grad: bool
+    connects: bool = False
+    """Whether gradients flow to a base from then on that did not before."""
+
+
+class _Situation(NamedTuple):
+    target: _Target
+    write: str | None
+    kinds: frozenset[str]
+    nbytes: int | None
+    in_place: _InPlace | None
+    unreadable: bool = False
+    """Whether any operator with grad mode on raises: a view that autograd cannot follow, and its base was written."""
+    value_recorded: bool = False
+    """Whether a gradient is to flow to what is written."""
+    unseen: Safety = "changes gradient"
+    """What a write that autograd does not see is."""
+
+
+_LEAVES = frozenset({"leaf", "leaf_view"})
+_REMADE = frozenset({"multi_output", "no_grad_view", "inference_view", "other_view"})
+_UNTRACKED = frozenset({"multi_output", "no_grad_view", "inference_view", "custom_function"})
+_REFRESHED = frozenset({"unrefreshed_view"})
+_AUTOGRAD = _LEAVES | _REMADE | {"custom_function"}
+_NOTHING_TO_READ = frozenset({"memory", "no_memory", "uninitialized"})
+# They have no twin without the underscore, or one that does something else, or no bytes are written.
+_ONLY_IN_PLACE = frozenset(
+    ["bernoulli", "cauchy", "copy", "exponential", "fill", "fill_diagonal", "geometric", "log_normal", "normal",
+     "random", "requires_grad", "resize", "resize_as", "set", "squeeze", "swapaxes", "swapdims", "t", "transpose",
+     "uniform", "unsqueeze", "zero"]
+)  # fmt: skip
+_NO_GRADIENT = "no gradient flows to what is written"
+_KEEPS = "what shares its memory keeps its values"
+
+
+def _in_place(
+    x: torch.Tensor, record: TensorRecord, around: Surroundings, kinds: frozenset[str], target: _Target,
+    variables: dict[str, Any],
+) -> _InPlace | None:  # fmt: skip
+    """Answer how the write can stay in place; None where it cannot."""
+    grad_mode, impl = torch.is_grad_enabled(), record.impl
+    if kinds - _LEAVES - _REMADE - _REFRESHED - {"saved"} or (kinds & _REMADE and torch.is_inference_mode_enabled()):
+        return None
+    under_no_grad = bool(kinds & _LEAVES)
+    lines = []
+    names = {id(value): name for name, value in variables.items()}
+    remade = [(entry.tensor, names.get(id(entry.tensor))) for entry in around.other_views]
+    connects = _is_cut_off(impl) or any(_is_cut_off(entry.record.impl) for entry in around.other_views)
+    if kinds & (_REMADE - {"other_view"}):
+        remade.insert(0, (x, target.assigned if target.assigned == target.name else None))
+        under_no_grad = grad_mode and bool(impl.base_is_leaf and impl.base_requires_grad)
+    for view, name in remade:
+        code = None if name is None else view_code(view, lambda base: names.get(id(base)))
+        if code is None:
+            return None
+        lines.append(f"{name} = {code}")
+    if kinds & _REFRESHED:
+        lines.append(f"{target.name}.grad_fn")
+    before = "\n".join(lines)
+    if remade and not grad_mode:
+        before = "with torch.enable_grad():\n" + _indented(before)
+    return _InPlace(before, under_no_grad, connects)
+
+
+def _is_cut_off(impl: Any) -> bool:
+    """Tell whether no gradient flows from a view to its base until it is made again, or the version moves."""
+    return bool(impl.is_view and impl.requires_grad and impl.grad_fn is None and not impl.grad_fn_stale)
+
+
+def _indented(code: str) -> str:
+    return "\n".join(f"    {line}" for line in code.splitlines())
+
+
+def _fixes(situation: _Situation) -> Iterator[Fix]:
+    """Answer the fixes that clear every hazard there is."""
+    target, kinds, in_place = situation.target, situation.kinds, situation.in_place
+    if kinds & _NOTHING_TO_READ:
+        return
+    write = situation.write or f"{target.name}.mul_(2)"
+    if in_place is not None and "saved" not in kinds:
+        yield _stay(in_place, write, situation.value_recorded)
+    if kinds == {"inference_tensor"}:
+        yield Fix(
+            title="write inside inference_mode",
+            code=f"with torch.inference_mode():\n{_indented(write)}",
+            cost_nbytes=0,
+            safety="changes gradient" if situation.value_recorded else "safe",
+            note=_NO_GRADIENT if situation.value_recorded else "",
+        )
+    if kinds == {"partial_overlap"}:
+        yield from _copy_values(write)
+        return
+    if kinds == {"stale_view"}:
+        yield Fix(
+            title="go on with its values alone",
+            code=f"{target.assigned} = {target.name}.detach()",
+            cost_nbytes=0,
+            safety="changes gradient",
+            note="no gradient flows back from it; to keep the gradient make the view again from its base, after the "
+            "write",
+        )
+        return
+    yield from _copies(situation, write)
+    if in_place is not None and "saved" in kinds:
+        yield _stay(in_place, write, situation.value_recorded, after_backward=True)
+    call = _call_on(write, target.name)
+    if call is not None and kinds & (_UNTRACKED | {"other_view"}) and kinds <= _AUTOGRAD and not situation.unreadable:
+        yield Fix(
+            title="write behind autograd's back",
+            code=f"{target.name}.data.{call.op}_({call.arguments})",
+            cost_nbytes=0,
+            safety=situation.unseen,
+            note="through .data no version moves and nothing is recorded: backward leaves the write out",
+        )
+
+
+def _stay(in_place: _InPlace, write: str, value_recorded: bool, after_backward: bool = False) -> Fix:
+    steps, titles, notes = [], [], []
+    if after_backward:
+        steps.append("# after .backward():")
+        titles.append("wait for backward")
+        notes.append("a graph that ran gives its saved tensors back, unless retain_graph=True")
+    if in_place.before.endswith(".grad_fn"):
+        steps.append(in_place.before)
+        titles.append("read its grad_fn")
+        notes.append("PyTorch makes the grad_fn of a view whose base was written when it is read")
+    elif in_place.before:
+        steps.append(in_place.before)
+        titles.append("make the view again")
+        notes.append("autograd rewrites the history of a view that one operator made with grad mode on")
+    if in_place.under_no_grad:
+        titles.append("write under torch.no_grad()")
+        notes.append("as an optimizer does: the write is not recorded, and backward sees the new values")
+        notes += [_NO_GRADIENT] if value_recorded else []
+    elif in_place.before or after_backward:
+        titles.append("write")
+    steps.append(f"with torch.no_grad():\n{_indented(write)}" if in_place.under_no_grad else write)
+    if in_place.connects:
+        notes.append("the view was not connected with its base: from then on gradients flow back to it")
+    changes = in_place.connects or (in_place.under_no_grad and value_recorded)
+    return Fix(
+        title=", then ".join(titles),
+        code="\n".join(steps),
+        cost_nbytes=0,
+        safety="changes gradient" if changes else "safe",
+        note="; ".join(notes),
+    )
+
+
+def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
+    target, nbytes = situation.target, situation.nbytes
+    if situation.unreadable:
+        yield Fix(
+            title="write to a copy of its values",
+            code=f"{target.assigned} = {target.name}.detach().clone()\n{_replaced(write, target)}",
+            cost_nbytes=nbytes,
+            safety="changes gradient",
+            note="its base was written since it was made: no gradient flows to what it was made from",
+        )
+        return
+    # Of an inference tensor autograd saves nothing, of a zero tensor the product is one again.
+    fresh = situation.kinds & {"zerotensor", "inference_tensor"}
+    out_of_place = None if fresh else _out_of_place(write, target)
+    if out_of_place is not None:
+        yield Fix(title="write out of place", code=out_of_place, cost_nbytes=nbytes, safety="copies", note=_KEEPS)
+    yield Fix(
+        title="write to a copy",
+        code=f"{target.assigned} = {target.name}.clone()\n{_replaced(write, target)}",
+        cost_nbytes=nbytes,
+        safety="copies",
+        note=_KEEPS,
+    )
+
+
+def _copy_values(write: str) -> Iterator[Fix]:
+    """Copy what is read where it overlaps what is written."""
+    call = _parsed_call(write)
+    if call is None or not call.args or not all(_is_path(argument) for argument in call.args):
+        return
+    call.args = [ast.parse(f"{ast.unparse(argument)}.clone()", mode="eval").body for argument in call.args]
+    yield Fix(
+        title="copy the values before they are written over",
+        code=ast.unparse(call),
+        cost_nbytes=None,
+        safety="copies",
+        note="what is read and what is written share some bytes",
+    )
+
+
+def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding]) -> Iterator[Fix]:
+    """Copy what is used of a large storage that only this tensor keeps alive."""
+    finding = next((finding for finding in findings if finding.code == "TP301"), None)
+    nbytes = None if record.extent is None else record.extent.nbytes
+    if finding is None or not isinstance(nbytes, int):
+        return
+    impl, safety, note = record.impl, "copies", "writes to it no longer reach the storage"
+    code = f"{target.assigned} = {target.name}.clone()"
+    if _is_cut_off(impl):
+        # Autograd takes it for a leaf: the copy's graph would keep it, and with it the storage.
+        code = f"{target.assigned} = {target.name}.detach().clone()"
+        safety, note = "changes gradient", "the copy does not require grad"
+    elif impl.requires_grad and impl.is_leaf:
+        code = f"{target.name}.data = {target.name}.data.clone()"
+        note = "it stays the same parameter"
+    elif target.assigned != target.name:
+        note += f"; the storage is freed once {target.name} is gone, too"
+    yield Fix(
+        title=f"keep a copy of what is used: frees {bytes_text(finding.evidence['pinned_nbytes'])}",
+        code=code,
+        cost_nbytes=nbytes,
+        safety=safety,  # type: ignore[arg-type]
+        note=note,
+    )
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
+
+
+def _parsed(code: str) -> ast.stmt | None:
+    try:
+        (statement,) = ast.parse(code.strip()).body
+    except (SyntaxError, ValueError):
+        return None
+    return statement
+
+
+def _parsed_call(code: str) -> ast.Call | None:
+    statement = _parsed(code)
+    return statement.value if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.startswith("_")
+
+
+class _WriteCall(NamedTuple):
+    op: str
+    arguments: str
+
+
+def _call_on(write: str, name: str) -> _WriteCall | None:
+    """Read ``x.mul_(2)``, where x is the very expression that a fix is about."""
+    call = _parsed_call(write)
+    if call is None or not isinstance(call.func, ast.Attribute) or not _is_in_place(call.func.attr):
+        return None
+    if not _is_same(call.func.value, name):
+        return None
+    arguments = [ast.unparse(argument) for argument in call.args]
+    arguments += [ast.unparse(keyword) for keyword in call.keywords]
+    return _WriteCall(call.func.attr[:-1], ", ".join(arguments))
+
+
+def _is_same(expression: ast.expr, name: str) -> bool:
+    # Unparsed, so that reading and writing the same expression compare equal.
+    try:
+        return ast.unparse(expression) == ast.unparse(ast.parse(name, mode="eval"))
+    except SyntaxError:
+        return False
+
+
+def _out_of_place(write: str, target: _Target) -> str | None:
+    """Answer a write as an operator that makes a new tensor, where it has one."""
+    statement = _parsed(write)
+    if isinstance(statement, ast.AugAssign) and _is_same(statement.target, target.name):
+        value = ast.BinOp(ast.parse(target.name, mode="eval").body, statement.op, statement.value)
+        return f"{target.assigned} = {ast.unparse(value)}"
+    call = _call_on(write, target.name)
+    if call is None or call.op in _ONLY_IN_PLACE:
+        return None
+    return f"{target.assigned} = {target.name}.{call.op}({call.arguments})"
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+
+    def visit(self, node: ast.AST) -> Any:
+        """Put the new variable in the place of the expression."""
+        if isinstance(node, ast.expr) and _is_same(node, self._target.name):
+            return ast.copy_location(ast.Name(self._target.assigned, getattr(node, "ctx", ast.Load())), node)
+        return self.generic_visit(node)
+
+
+def _replaced(write: str, target: _Target) -> str:
+    """Let a write go to what the copy was bound to."""
+    statement = _parsed(write)
+    if target.assigned == target.name or statement is None:
+        return write
+    return ast.unparse(_Rename(target).visit(statement))
+
+
+# -- from an exception ------------------------------------------------------------------------------------------------
+
+# What PyTorch says (torch/csrc/autograd/VariableTypeUtils.h, variable.cpp, saved_variable.cpp; ATen/MemoryOverlap.cpp;
+# c10/core/TensorImpl.h), and what is the matter then; the first that fits counts.
+_MESSAGES: tuple[tuple[str, str], ...] = (
+    ("and its base or another view of its base has been modified inplace", "stale_view"),
+    ("a view of a leaf Variable that requires grad is being used in an in-place operation", "leaf_view"),
+    ("a leaf Variable that requires grad is being used in an in-place operation", "leaf"),
+    ("function that returns multiple views", "multi_output"),
+    ("was created inside a custom Function", "custom_function"),
+    ("was created in no_grad mode", "no_grad_view"),
+    ("was created in inference mode", "inference_view"),
+    ("Inplace update to inference tensor outside InferenceMode", "inference_tensor"),
+    ("more than one element of the written-to tensor refers to a single memory location", "expanded"),
+    (
+        "some elements of the input tensor and the written-to tensor refer to a single memory location",
+        "partial_overlap",
+    ),
+    ("ZeroTensors are immutable", "zerotensor"),
+    ("has been modified by an inplace operation", "saved"),
+)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str, Any]) -> Fixes:
+    """Recognise what PyTorch raised for an in-place write, and find the statement that wrote."""
+    message = BaseException.__str__(error)
+    head = message.partition("\n")[0]
+    kind = next((kind for text, kind in _MESSAGES if text in message), None)
+    report = Report([], ())
+    if kind is None:
+        text = f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here"
+        return Fixes(text, (), report)
+    found = None if kind in ("saved", "stale_view") else _failing_write(error, variables)
+    name, statement = found or ("x", None)
+    if write is not None:
+        name = _written(write, variables) or name
+    in_place = None
+    if kind in _LEAVES or kind == "saved":
+        in_place = _InPlace("", kind in _LEAVES)
+    situation = _Situation(
+        _target_of(name, variables, None), write or statement, frozenset({kind}), None, in_place
+    )  # fmt: skip
+    return Fixes(head, _fixes(situation), report)
+
+
+def _failing_write(error: BaseException, variables: dict[str, Any]) -> tuple[str, str] | None:
+    """Answer target and text of the write on the innermost line of the traceback that has one."""
+    found = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(_TORCH):
+            found = _write_at(linecache.getlines(file), traceback.tb_lineno, variables) or found
+        traceback = traceback.tb_next
+    return found
+
+
+def _write_at(lines: Sequence[str], line: int, variables: dict[str, Any]) -> tuple[str, str] | None:
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    for node in ast.walk(tree):  # outer statements come before inner expressions
+        if not isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)):
+            continue
+        if not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        text = ast.unparse(node)
+        name = _written(text, variables)
+        if name is not None:
+            return name, text
+    return None
+
+
+def _written(write: str, variables: dict[str, Any]) -> str | None:
+    """Answer the tensor that a statement writes to: x of ``x[0].mul_(2)``, ``x += 1``, ``x[0] = 1``."""
+    statement = _parsed(write)
+    target: ast.expr
+    if isinstance(statement, ast.AugAssign):
+        target = statement.target
+    elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
+        target = statement.targets[0].value
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        if not isinstance(function, ast.Attribute) or not _is_in_place(function.attr):
+            return None
+        target = function.value
+        if isinstance(target, ast.Name) and target.id == "torch" and statement.value.args:
+            target = statement.value.args[0]
+    else:
+        return None
+    while True:
+        if isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+            target = target.func.value  # a view made there: x.view(2).mul_(3)
+        elif isinstance(target, ast.Subscript) and not _is_assignable(ast.unparse(target), variables, False):
+            target = target.value
+        else:
+            break
+    return ast.unparse(target) if _is_path(target) else None
