@@ -37,10 +37,7 @@ def changed_fields(last: TensorRecord, record: TensorRecord) -> Iterator[Change]
     """Compare two records layer by layer, then the tensors they are made of by their role."""
 
     def change(field: str, before: object, after: object) -> Change:
-        # As JSON gives them back.
-        return Change(
-            name=record.name, field=field, before=msgspec.to_builtins(before), after=msgspec.to_builtins(after)
-        )
+        return Change(name=record.name, field=field, before=_as_json(before), after=_as_json(after))
 
     if last.kind != record.kind:
         yield change("kind", last.kind, record.kind)
@@ -56,6 +53,11 @@ def changed_fields(last: TensorRecord, record: TensorRecord) -> Iterator[Change]
     yield from changes_between(
         {inner.role: inner.record for inner in last.inner}, {inner.role: inner.record for inner in record.inner}
     )
+
+
+def _as_json(value: object) -> object:
+    """Answer a field's value as JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else msgspec.to_builtins(value)
 
 
 # -- two tensors ------------------------------------------------------------------------------------------------------
