@@ -37,10 +37,7 @@ def changed_fields(last: TensorRecord, record: TensorRecord) -> Iterator[Change]
     """Compare two records layer by layer, then the tensors they are made of by their role."""
 
     def change(field: str, before: object, after: object) -> Change:
-        # As JSON gives them back.
-        return Change(
-            name=record.name, field=field, before=msgspec.to_builtins(before), after=msgspec.to_builtins(after)
-        )
+        return Change(name=record.name, field=field, before=_as_json(before), after=_as_json(after))
 
     if last.kind != record.kind:
         yield change("kind", last.kind, record.kind)
@@ -56,6 +53,11 @@ def changed_fields(last: TensorRecord, record: TensorRecord) -> Iterator[Change]
     yield from changes_between(
         {inner.role: inner.record for inner in last.inner}, {inner.role: inner.record for inner in record.inner}
     )
+
+
+def _as_json(value: object) -> object:
+    """Answer a field's value as JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else msgspec.to_builtins(value)
 
 
 # -- two tensors ------------------------------------------------------------------------------------------------------
@@ -139,20 +141,58 @@ def _verdict(
     if same_impl:
         return "two Python objects over one TensorImpl"
     counter = {True: "one version counter", False: "version counters of their own", None: "no version counter"}
-    if same_storage:
-        storage = a.storage
-        assert storage is not None
-        of = f" of {storage.nbytes}" if isinstance(storage.nbytes, int) else ""
-        return f"{_kinship(a, b)} of one storage, {_common(relation, shared, of)}, {counter[same_counter]}"
+    storage = a.storage
+    if same_storage and storage is not None:
+        nbytes = storage.nbytes
+        of = f" of {nbytes}" if isinstance(nbytes, int) else ""
+        if shared and isinstance(nbytes, int) and shared > nbytes:
+            common = f"the same {shared} bytes reached, of which it has {nbytes or 'none'}"
+        elif relation is None and a.data is not None and a.data.pointer:
+            common = f"{_unmeasured(a, b)}: which bytes they have in common is not known"
+        else:
+            common = _common(relation, shared, of)
+        return f"{_kinship(a, b)} of one storage, {common}, {counter[same_counter]}"
     if relation not in (None, "disjoint"):
-        return f"two storages over one buffer, {_common(relation, shared, '')}, {counter[same_counter]}"
-    if same_storage is None or relation is None:
-        without = next((r for r in (a, b) if r.storage is None or r.kind not in WITH_MEMORY), a)
+        lazy = all(r.storage is not None and r.storage.copy_on_write for r in (a, b))
+        over = "two storages over one buffer until one is written" if lazy else "two storages over one buffer"
+        return f"{over}, {_common(relation, shared, '')}, {counter[same_counter]}"
+    if relation is None:
         pair = "two tensors" if a.kind == b.kind else "tensors of two kinds"
-        return f"{pair}: a {without.kind.replace('_', ' ')} tensor has no memory of its own to share"
+        without = next((r for r in (a, b) if r.storage is None or r.kind not in WITH_MEMORY), None)
+        if without is None:
+            return f"two storages, {_unmeasured(a, b)}: whether they have bytes in common is not known"
+        return f"{pair}: a {without.kind.replace('_', ' ')} tensor has no memory of its own to share{_inside(a, b)}"
     null = [r for r in (a, b) if r.data is not None and r.data.pointer == 0]
     said = "; null pointers, which prove nothing" if len(null) == 2 else ""
     return f"two storages, no byte in common{said}"
+
+
+def _unmeasured(a: TensorRecord, b: TensorRecord) -> str:
+    record = a if a.impl.stride is None or a.extent is None else b
+    return f"a {record.kind.replace('_', ' ')} tensor has no strides"
+
+
+def _parts(record: TensorRecord) -> Iterator[TensorRecord]:
+    """Answer a tensor that has memory, or those that have it and that it is made of."""
+    if record.kind in WITH_MEMORY:
+        yield record
+        return
+    for inner in record.inner:
+        yield from _parts(inner.record)
+
+
+def _inside(a: TensorRecord, b: TensorRecord) -> str:
+    """Say which tensors that two are made of have bytes in common."""
+    pairs = [(one, two) for one in _parts(a) for two in _parts(b)]
+    shared = []
+    for one, two in pairs:
+        same = one.storage is not None and two.storage is not None and one.storage.address == two.storage.address
+        if one.impl.address == two.impl.address or _overlap(one, two, same)[0] not in (None, "disjoint"):
+            shared.append(f"{one.name} and {two.name}")
+    if shared:
+        return f"; {', '.join(shared)} have bytes in common"
+    wrapped = any(not record.inner and record.kind == "wrapper_subclass" for record in (a, b))
+    return "; check() compares the tensors that a wrapper holds" if wrapped else ""
 
 
 def _kinship(a: TensorRecord, b: TensorRecord) -> str:

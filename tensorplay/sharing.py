@@ -103,28 +103,40 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     if everything:
         known = {id(tensor) for tensor in tensors}
         tensors = live.tensors
-        for index, tensor in enumerate(live.tensors):
-            if id(tensor) not in known:
-                record = live.read(index).record
-                members.append(_Member(f"an unnamed {describe(record)}", False, "tensor", record))
-    members += _saved(tensors, {member.record.impl.address for member in members})
+        # What C++ alone keeps comes last: the graph may say who does.
+        others = [index for index, tensor in enumerate(tensors) if id(tensor) not in known]
+        entries = [live.read(index) for index in others]
+        members += [_unnamed(entry.record) for entry in entries if entry.in_python]
+        hidden = [_unnamed(entry.record) for entry in entries if not entry.in_python]
+    else:
+        hidden = []
+    impls = {member.record.impl.address for member in members}
+    members += _saved(tensors, impls)
+    members += [member for member in hidden if member.record.impl.address not in impls]
     groups = _by_storage(members)
     storages = tuple(
         shared
         for address, group in groups.items()
         if (shared := _shared(address, group, _owners(live, address, group, everything))) is not None
     )
+    ranges = tuple(_ranges(groups, arrays))
     shown = {member.impl for shared in storages for member in shared.members}
+    shown |= {member.impl for shared in ranges for member in shared.members}
+    listed = [member for member in members if not everything or member.record.impl.address in shown]
     unread: tuple[Unread, ...] = tuple(found.unread)
     return SharingReport(
-        [Read(m.name, m.record, m.also) for m in members if m.record.impl.address in shown][:max_tensors],
+        [Read(m.name, m.record, m.also) for m in listed][:max_tensors],
         arrays=tuple(arrays),
         unread=unread,
         truncated=Truncated(max_tensors=max_tensors) if found.cut else None,
         shared_storages=tuple(sorted(storages, key=lambda shared: -shared.nbytes)),
-        shared_ranges=tuple(_ranges(groups, arrays)),
+        shared_ranges=ranges,
         focus="sharing",
     )
+
+
+def _unnamed(record: Any) -> _Member:
+    return _Member(f"an unnamed {describe(record)}", False, "tensor", record)
 
 
 def _read_place(place: Place, refs: int) -> tuple[str, str, Any, tuple[str, ...]]:
@@ -134,7 +146,7 @@ def _read_place(place: Place, refs: int) -> tuple[str, str, Any, tuple[str, ...]
 
 
 def _saved(roots: Sequence[Any], known: set[int]) -> Iterator[_Member]:
-    """Answer what the graphs behind some tensors saved and nobody else of them is."""
+    """Answer what the graphs behind some tensors saved beside what is known, and add it to that."""
     for node, _, argument, index, _, _, record, _ in C.saved_tensors(roots)[0]:
         if record is None or record.impl.address in known:
             continue

@@ -45,7 +45,8 @@ class record_views:
     Raises:
         TypeError: mode is no bool.
 
-    Cost: 0.1-0.4 microseconds a view, and the memory of a small object.
+    Cost: 0.1-0.4 microseconds a view, and the memory of a small object. PyTorch then keeps the tensors that a view was
+        made from, one operator after the other, as long as the view.
 
     Source: torch/csrc/autograd/variable.h ``ViewFunc``; torch/csrc/autograd/autograd_not_implemented_fallback.cpp; the
         switch is that of ``torch.autograd.grad_mode._force_original_view_tracking``, torch 2.13 and 2.14.
@@ -302,15 +303,18 @@ def chain_of(
         x: the tensor.
         record: what was read of it.
         over: finds the other tensors over its storage.
-        base: name and native record of what it is to begin with.
+        base: what it is to begin with: a name, where no variable has one, and the native record.
     """
     target = _Geometry.of(record)
     if target is None:
+        if record.impl.is_symbolic:
+            return _unknown(record, "its sizes and strides are expressions, not numbers")
         reasons = (record.absent.get(field) for field in ("impl.shape", "impl.stride"))
         return _unknown(record, next(filter(None, reasons), f"a {record.kind} tensor has no strides of its own"))
     others = [] if record.storage is None else over(x, record.storage.address)
     if base is not None:
-        return _from(record, target, "base", base[0], base[1], others)
+        name = next((o.name for o in others if o.named and o.record.impl.address == base[1].impl.address), base[0])
+        return _from(record, target, "base", name, base[1], others)
     view = C.view_of(x)
     if view is not None:
         root = view[0]
@@ -482,7 +486,7 @@ def _replayed(x: torch.Tensor, start: _Geometry, target: _Geometry) -> _Solved |
             name = call.func._schema.name.partition("::")[2]
             steps.append(_Geometry.of_meta(result).step(_plain_name(name), _plain(call.args), "replayed", output))
     strided = any(step.op == "as_strided" for step in steps)
-    note = "as_strided also stands for views made before record_views()" if strided else None
+    note = "PyTorch writes as_strided for itself and for view operators without record_views()" if strided else None
     return _Solved(tuple(steps), "replayed", True, note)
 
 

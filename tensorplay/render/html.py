@@ -141,11 +141,7 @@ def _scrolling(body: str) -> str:
 
 def _changes(report: Outline) -> Iterable[str]:
     if report.changes is not None:
-        yield (
-            _table(report.changes)
-            if report.changes.rows
-            else "<p>nothing changed since the last report with this label</p>"
-        )
+        yield _table(report.changes) if report.changes.rows else f"<p>{_text(report.unchanged)}</p>"
     if report.note is not None:
         yield f'<p style="{_BADGES["dim"]}">{_text(report.note)}</p>'
 

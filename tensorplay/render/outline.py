@@ -107,6 +107,8 @@ class Outline(NamedTuple):
     label: str | None
     changes: Table | None
     """None where there is nothing to compare with; no rows where nothing changed."""
+    unchanged: str
+    """What is said in their place then."""
     note: str | None
     """What the changes do not prove."""
     focus: tuple[TensorPart, ...]
@@ -217,6 +219,11 @@ class _Writer:
         return Outline(
             label=document.label,
             changes=changes,
+            unchanged=(
+                "the two reports say the same"
+                if document.label is None
+                else "nothing changed since the last report with this label"
+            ),
             note=note,
             focus=tuple(focus),
             tensors=tuple(tensors),
@@ -592,6 +599,9 @@ class _Writer:
             counted.append(f"{plural(others, 'storage')} without memory")
         if document.arrays:
             counted.append(plural(len(document.arrays), "array"))
+        if document.focus == "sharing":
+            yield Phrase(", ".join(counted))  # no rule was asked
+            return
         yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
         found = [Phrase(f"{count} {severity}", severity) for severity, count in counts if count]
@@ -619,8 +629,8 @@ class _Writer:
 
 
 def _members(members: Sequence[SharedMember], unreached: int) -> str:
-    named = [member.name for member in members if member.named]
-    shown = named[:_MOST_MEMBERS]
+    named = [member for member in members if member.named]
+    shown = [" = ".join((member.name, *member.also[:1])) for member in named[:_MOST_MEMBERS]]
     for more, word in ((len(named) - len(shown), "more"), (len(members) - len(named), "unnamed")):
         if more:
             shown.append(f"{more} {word}")

@@ -25,7 +25,7 @@ def step_text(step: ViewStep) -> str:
     args = ", ".join(
         f"{name}={_value(value)}"
         for name, value in step.args.items()
-        if not (name == "end" and value == _FOREVER) and not (name == "step" and value == 1)
+        if not (step.op == "slice" and (name, value) in (("end", _FOREVER), ("step", 1)))
     )
     taken = "" if step.output is None else f"[{step.output}]"
     return f"{step.op}({args}){taken}"

@@ -120,8 +120,7 @@ def _report(report: parts.Outline, ascii: bool) -> RenderableType:
     if report.label is not None:
         shown.append(Text(report.label, style="bold"))
     if report.changes is not None:
-        nothing = Text("nothing changed since the last report with this label")
-        shown.append(_table(report.changes) if report.changes.rows else nothing)
+        shown.append(_table(report.changes) if report.changes.rows else Text(report.unchanged))
     if report.note is not None:
         shown.append(Text(report.note, style="dim"))
     shown += [_facts(tensor) for tensor in report.focus]

@@ -22,10 +22,11 @@ PAGES.append(ROOT / "README.md")
 
 # Runs in a process of its own: pages set filters, labels and default types.
 RUN_PAGE = """
-import contextlib, io, json, sys
+import contextlib, io, json, sys, types
 script, blocks = sys.argv[1], json.load(sys.stdin)
 sys.path.insert(0, "")
-names, line, outputs = {"__name__": "__main__"}, 0, []
+page = sys.modules["__main__"] = types.ModuleType("__main__")  # as if the page were the script that runs
+names, line, outputs = vars(page), 0, []
 for body in blocks:
     code = compile("\\n" * line + body, script, "exec")
     line += body.count("\\n") + 1
