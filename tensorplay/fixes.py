@@ -130,7 +130,7 @@ def recommend_fix(
     frame = sys._getframe(1)
     caller, scope = Caller.at(frame), frame.f_globals
     del frame
-    if isinstance(x, BaseException):
+    if issubclass(type(x), BaseException):
         return _fixes_of_error(x, write, caller_names(scope))
     read = read_one(x, "recommend_fix", calls=2)
     report, findings = explained([read], caller, (*RULES, _PINNED))
