@@ -130,7 +130,7 @@ def recommend_fix(
     frame = sys._getframe(1)
     caller, scope = Caller.at(frame), frame.f_globals
     del frame
-    if issubclass(type(x), BaseException):
+    if issubclass(type(x), BaseException):  # isinstance() would run code of the tensor's class
         return _fixes_of_error(x, write, caller_names(scope))
     read = read_one(x, "recommend_fix", calls=2)
     report, findings = explained([read], caller, (*RULES, _PINNED))
@@ -416,7 +416,8 @@ def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding])
     nbytes = None if record.extent is None else record.extent.nbytes
     if finding is None or not isinstance(nbytes, int):
         return
-    impl, safety, note = record.impl, "copies", "writes to it no longer reach the storage"
+    impl, note = record.impl, "writes to it no longer reach the storage"
+    safety: Safety = "copies"
     code = f"{target.assigned} = {target.name}.clone()"
     if _is_cut_off(impl):
         # Autograd takes it for a leaf: the copy's graph would keep it, and with it the storage.
@@ -431,7 +432,7 @@ def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding])
         title=f"keep a copy of what is used: frees {bytes_text(finding.evidence['pinned_nbytes'])}",
         code=code,
         cost_nbytes=nbytes,
-        safety=safety,  # type: ignore[arg-type]
+        safety=safety,
         note=note,
     )
 
@@ -533,7 +534,7 @@ _MESSAGES: tuple[tuple[str, str], ...] = (
     ("ZeroTensors are immutable", "zerotensor"),
     ("has been modified by an inplace operation", "saved"),
 )
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str, Any]) -> Fixes:

@@ -1,0 +1,404 @@
+"""is_safe_view() and recommend_fix(): words, data, and that asking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tensorplay as tp
+from tensorplay._native import C
+from tests import helpers
+from tests.unit.test_kinds import KINDS, NESTED
+from tests.unit.test_observer import native_facts
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of"),
+    pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning"),
+]
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(4, 4, requires_grad=True)
+
+
+def inner() -> torch.Tensor:
+    return leaf() * 1
+
+
+def under(mode, make):
+    with mode():
+        return make()
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+# -- every error that PyTorch raises for an in-place write, raised for real
+
+
+def saved_and_written() -> None:
+    x = inner()
+    y = x * x
+    x.mul_(2)
+    y.sum().backward()
+
+
+def shift(x: torch.Tensor) -> None:
+    x[1:].add_(x[:-1])
+
+
+def sibling_written() -> None:
+    x = inner()
+    half, other = x.chunk(2)
+    x.mul_(2)
+    half.sum()
+    other.sum()
+
+
+ERRORS = {
+    "leaf": (lambda: leaf().mul_(2), ["write under torch.no_grad()", "write out of place", "write to a copy"]),
+    "view of a leaf": (lambda: leaf()[0].mul_(2), ["write under torch.no_grad()", "write to a copy"]),
+    "multi output": (lambda: inner().chunk(2)[0].mul_(2), ["write out of place", "write to a copy"]),
+    "custom": (lambda: Same.apply(inner()).mul_(2), ["write to a copy"]),
+    "no_grad view": (lambda: under(torch.no_grad, lambda: inner_kept()[0]).mul_(2), ["write to a copy"]),
+    "inference view": (lambda: under(torch.inference_mode, lambda: inner_kept()[0]).mul_(2), ["write to a copy"]),
+    "inference": (lambda: helpers.inference().mul_(2), ["write inside inference_mode", "write to a copy"]),
+    "expanded": (lambda: torch.ones(1).expand(3).mul_(2), ["write to a copy"]),
+    "overlap": (
+        lambda: shift(torch.ones(4)),
+        ["copy the values before they are written over"],
+    ),
+    "zero tensor": (lambda: torch._efficientzerotensor(3).mul_(2), ["write to a copy"]),
+    "saved": (saved_and_written, ["write out of place", "write to a copy", "wait for backward, then write"]),
+    "stale": (sibling_written, ["go on with its values alone"]),
+}
+KEPT = inner()
+
+
+def inner_kept() -> torch.Tensor:
+    return KEPT
+
+
+def error_of(action) -> BaseException:
+    with pytest.raises(RuntimeError) as caught:
+        action()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_in_place_error_of_pytorch_is_recognised(name):
+    action, titles = ERRORS[name]
+    error = error_of(action)
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes.subject == str(error).partition("\n")[0]
+    found = [fix.title for fix in fixes]
+    assert [title for title in found if title in titles] == titles
+    assert all(fix.code and fix.safety in ("safe", "copies", "changes gradient") for fix in fixes)
+    assert str(fixes).startswith(fixes.subject)
+
+
+def test_the_failing_statement_gives_the_names():
+    weight = leaf()
+    try:
+        weight.mul_(
+            2,
+        )
+    except RuntimeError as error:
+        fixes = tp.recommend_fix(error)
+
+    assert fixes[0].code == "with torch.no_grad():\n    weight.mul_(2)"
+    assert fixes[1].code == "weight = weight.mul(2)"
+    assert fixes[1].cost_nbytes is None
+
+
+def test_a_write_inside_torch_is_told_by_the_call_of_the_user():
+    weight = leaf()
+    error = error_of(lambda: torch.nn.functional.relu(weight, inplace=True))
+
+    assert "input" not in "".join(fix.code for fix in tp.recommend_fix(error))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError()]
+)
+def test_another_error_is_not_explained(error):
+    fixes = tp.recommend_fix(error)
+
+    assert not fixes
+    assert len(fixes) == 0
+    assert "not an error of an in-place write that is known here" in fixes.subject
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", [torch.ones(2)], torch.ones(2).untyped_storage()])
+@pytest.mark.parametrize("ask", [tp.is_safe_view, tp.recommend_fix])
+def test_what_is_no_tensor_is_refused_in_one_line(ask, wrong):
+    with pytest.raises(TypeError, match=r"is_safe_view\(\)|recommend_fix\(\)") as caught:
+        ask(wrong)
+
+    assert "\n" not in str(caught.value)
+
+
+# -- data
+
+
+def test_verdict_and_fixes_are_json():
+    qkv = inner()
+    q, k = qkv.chunk(2)
+    loss = (q * q).sum()
+
+    verdict, fixes = tp.is_safe_view(q), tp.recommend_fix(q)
+
+    data = json.loads(verdict.to_json())
+    assert data == json.loads(json.dumps(verdict.to_dict()))
+    assert set(data) == {"ok", "reasons", "report", "hazards", "evidence"}
+    assert data["ok"] is False
+    assert [hazard["kind"] for hazard in data["hazards"]] == ["multi_output", "other_view", "saved"]
+    assert set(data["hazards"][0]) == {"kind", "raises", "reason"}
+    assert data["evidence"]["creation_meta"] == "MULTI_OUTPUT_NODE"
+    assert [entry["node"] for entry in data["evidence"]["saved_by"]] == ["MulBackward0", "MulBackward0"]
+    assert data["evidence"]["version"] == 0
+    data = json.loads(fixes.to_json())
+    assert set(data) == {"subject", "fixes", "report"}
+    assert set(data["fixes"][0]) == {"title", "code", "cost_nbytes", "safety", "note"}
+    assert data["report"]["schema_version"] == fixes.report.document.schema_version
+    del k, loss
+
+
+def test_findings_of_the_hazards_are_warnings():
+    x = leaf()[0]
+
+    assert [(f.code, f.severity) for f in tp.is_safe_view(x).findings] == [("TP201", "warning")]
+    with torch.no_grad():
+        assert [(f.code, f.severity) for f in tp.is_safe_view(x).findings] == [("TP201", "info")]
+
+
+def test_a_silenced_finding_is_a_hazard_all_the_same():
+    x = torch.ones(1).expand(3)
+
+    verdict = tp.is_safe_view(x)  # tensorplay: ignore[TP204] the verdict is what is asked
+
+    assert not verdict
+    assert verdict.findings == ()
+
+
+def test_a_saver_is_named_once_it_is_alive_and_no_longer():
+    x = inner()
+    assert tp.is_safe_view(x)
+    y = x.exp() * x
+
+    assert [entry["node"] for entry in tp.is_safe_view(x).evidence["saved_by"]] == ["MulBackward0"]
+    y.sum().backward()
+    assert tp.is_safe_view(x)
+    y = x * x
+    del y
+    assert tp.is_safe_view(x)
+
+
+# -- asking changes nothing
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3),
+        leaf,
+        inner,
+        lambda: leaf()[0],
+        lambda: inner().chunk(2)[0],
+        lambda: under(torch.no_grad, lambda: inner_kept()[0]),
+        lambda: torch.ones(1).expand(3),
+        lambda: torch.zeros(100_000)[:10],
+        helpers.inference,
+        lambda: torch._lazy_clone(torch.ones(3)),
+    ],
+)
+def test_asking_leaves_counts_versions_and_memory_as_they_were(make):
+    x = make()
+    x.untyped_storage()  # once made, the wrapper stays: not the probe's doing
+    before, grad_fn = native_facts(x), x.grad_fn
+
+    for _ in range(2):
+        str(tp.is_safe_view(x))
+        tp.is_safe_view(x, value_requires_grad=True).to_json()
+        tp.recommend_fix(x).to_json()
+
+    assert native_facts(x) == before
+    assert x.grad_fn is grad_fn
+
+
+def test_a_stale_view_stays_stale():
+    base = torch.ones(4, 4)
+    view = base[0]
+    base.mul_(leaf())
+    assert C.read(view).impl.grad_fn_stale
+
+    verdict = tp.is_safe_view(view)
+    tp.recommend_fix(view)
+
+    assert not verdict
+    assert C.read(view).impl.grad_fn_stale
+    assert error_of(lambda: view.mul_(2))
+    (fix,) = [fix for fix in tp.recommend_fix(view) if fix.safety == "safe"]
+    exec(fix.code)
+    assert view[0] == 2
+
+
+def test_stale_view_of_an_inner_tensor_is_written_by_its_real_history():
+    base = inner()
+    view = base[0]
+    base.mul_(2)
+
+    assert tp.is_safe_view(view)
+    view.mul_(2)
+    view.sum().backward()
+
+
+def test_stale_chunk_raises_already_and_that_is_said():
+    half = inner().chunk(2)[0]
+    with torch.no_grad():
+        half.mul_(2)
+        verdict = tp.is_safe_view(half)
+
+    assert verdict
+    assert "raises already" in str(verdict)
+    assert not tp.is_safe_view(half)
+
+
+def test_no_operator_and_no_hook_runs():
+    ran = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            ran.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = inner()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: ran.append("unpack") or t):
+        y = x * x
+    hostile = torch.ones(3).as_subclass(helpers.Hostile)
+    with Count():
+        for asked in (x, hostile, x[0], helpers.Wrapper(torch.ones(2))):
+            del ran[:]
+            tp.is_safe_view(asked)
+            tp.recommend_fix(asked)
+            assert ran == []
+    del y
+
+
+# -- wherever it is called
+
+
+def test_verdict_is_that_of_the_grad_mode_of_the_moment():
+    x = leaf()
+
+    assert not tp.is_safe_view(x)
+    with torch.no_grad():
+        assert tp.is_safe_view(x)
+    with torch.inference_mode():
+        assert tp.is_safe_view(x)
+        assert not tp.recommend_fix(x)
+
+
+def test_inside_transforms():
+    seen = []
+    torch.func.vmap(lambda x: (seen.append((tp.is_safe_view(x), tp.recommend_fix(x))), x * 1)[1])(torch.ones(2, 3))
+    torch.func.grad(lambda x: (seen.append((tp.is_safe_view(x), tp.recommend_fix(x))), x.sum())[1])(torch.ones(3))
+
+    assert [(bool(verdict), bool(fixes)) for verdict, fixes in seen] == [(True, False), (False, True)]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler's own
+def test_inside_compiled_code():
+    seen = []
+
+    @torch.compile(backend="eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        seen.append(tp.is_safe_view(x))
+        seen.append(tp.recommend_fix(x))
+        return y
+
+    function(leaf())
+
+    verdict, fixes = seen
+    assert [hazard.kind for hazard in verdict.hazards] == ["leaf"]
+    assert fixes[0].safety == "safe"
+
+
+def test_threads_ask_at_once_each_in_its_own_grad_mode():
+    x = leaf()
+    start = threading.Barrier(4)
+
+    def ask(number: int) -> list[bool]:
+        start.wait()
+        with torch.set_grad_enabled(number % 2 == 0):
+            return [bool(tp.is_safe_view(x)) for _ in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(4)))
+
+    assert answers == [[number % 2 == 1] * 5 for number in range(4)]
+
+
+# -- every kind
+
+
+@pytest.mark.parametrize("make", [kind[1] for kind in KINDS], ids=[kind[0] for kind in KINDS])
+def test_every_kind_is_answered(make):
+    x = make()
+
+    verdict, fixes = tp.is_safe_view(x), tp.recommend_fix(x)
+
+    json.loads(verdict.to_json())
+    json.loads(fixes.to_json())
+    assert len(verdict.reasons) > 0
+    assert bool(fixes) != bool(verdict) or verdict.hazards[0].kind == "uninitialized"
+
+
+@pytest.mark.parametrize("layout", [kind[1] for kind in NESTED], ids=[kind[0] for kind in NESTED])
+def test_nested_tensors_are_answered(layout):
+    x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=layout, requires_grad=True)
+
+    # PyTorch makes the jagged one as a view of itself under no_grad.
+    assert [hazard.kind for hazard in tp.is_safe_view(x).hazards] == [
+        "leaf" if layout is torch.strided else "no_grad_view"
+    ]
+    assert error_of(lambda: x.mul_(2))
+    assert len(tp.recommend_fix(x)) > 0
+
+
+def test_kinds_that_refuse_every_write_are_unsafe():
+    zero = torch._efficientzerotensor(3)
+    lazy = torch.nn.LazyLinear(3).weight
+
+    with torch.no_grad():
+        assert [hazard.kind for hazard in tp.is_safe_view(zero).hazards] == ["zerotensor"]
+        assert [hazard.kind for hazard in tp.is_safe_view(lazy).hazards] == ["uninitialized"]
+        assert error_of(lambda: zero.mul_(2))
+        with pytest.raises(ValueError, match="uninitialized"):
+            lazy.mul_(2)
+    assert not tp.recommend_fix(lazy)
+
+
+def test_a_module_s_full_backward_hook_is_named():
+    linear = torch.nn.Linear(2, 2)
+    linear.register_full_backward_hook(lambda *_: None)
+    y = linear(torch.ones(1, 2))
+
+    assert "a full backward hook on the module" in str(tp.is_safe_view(y))
