@@ -26,7 +26,7 @@ from tensorplay.layers import (
 from tensorplay.live import Live, scope_names
 from tensorplay.reports import Read, Report
 from tensorplay.walk import Place, find_tensors
-from tensorplay.words import describe
+from tensorplay.words import describe, plural
 
 __all__ = ["SharingReport", "list_shared_storages"]
 
@@ -111,7 +111,8 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     else:
         hidden = []
     impls = {member.record.impl.address for member in members}
-    members += _saved(tensors, impls)
+    saved, closed = _saved(tensors, impls)
+    members += saved
     members += [member for member in hidden if member.record.impl.address not in impls]
     groups = _by_storage(members)
     storages = tuple(
@@ -123,7 +124,7 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     shown = {member.impl for shared in storages for member in shared.members}
     shown |= {member.impl for shared in ranges for member in shared.members}
     listed = [member for member in members if not everything or member.record.impl.address in shown]
-    unread: tuple[Unread, ...] = tuple(found.unread)
+    unread: tuple[Unread, ...] = (*found.unread, *closed)
     return SharingReport(
         [Read(m.name, m.record, m.also) for m in listed][:max_tensors],
         arrays=tuple(arrays),
@@ -145,14 +146,23 @@ def _read_place(place: Place, refs: int) -> tuple[str, str, Any, tuple[str, ...]
     return place.path, "tensor", C.read(place.tensor, refs), tuple(place.also)
 
 
-def _saved(roots: Sequence[Any], known: set[int]) -> Iterator[_Member]:
-    """Answer what the graphs behind some tensors saved beside what is known, and add it to that."""
-    for node, _, argument, index, _, _, record, _ in C.saved_tensors(roots)[0]:
+def _saved(roots: Sequence[Any], known: set[int]) -> tuple[list[_Member], list[Unread]]:
+    """Answer what the graphs behind some tensors saved beside what is known, and what of it cannot be looked into."""
+    slots, _, busy = C.saved_tensors(roots)
+    members, packed = [], 0
+    for node, _, argument, index, state, _, record, _ in slots:
+        packed += state == "packed_by_hook"
         if record is None or record.impl.address in known:
             continue
         known.add(record.impl.address)
         slot = argument if index is None else f"{argument}[{index}]"
-        yield _Member(f"saved by {node} ({slot})", True, "saved", record)
+        members.append(_Member(f"saved by {node} ({slot})", True, "saved", record))
+    unread = []
+    if packed:
+        unread.append(Unread(name=plural(packed, "saved tensor"), reason="packed by a hook, which is not run"))
+    if busy:
+        unread.append(Unread(name=plural(busy, "node"), reason="held by another thread, as while backward runs"))
+    return members, unread
 
 
 def _parts(member: _Member) -> Iterator[_Member]:

@@ -179,6 +179,17 @@ def test_saved_tensors_are_named_by_node_and_argument():
     ]
 
 
+def test_tensor_packed_by_a_hook_is_said_not_to_be_known():
+    x, called = torch.ones(8, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, called.append):
+        result = x.exp()
+
+    report = tp.list_shared_storages({"result": result})
+
+    assert (report.storages, called) == ((), [])
+    assert "not looked into: 1 saved tensor: packed by a hook, which is not run" in str(report)
+
+
 # -- several storages over one memory ---------------------------------------------------------------------------------
 
 
