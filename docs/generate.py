@@ -52,7 +52,10 @@ SIGNATURES = {
     "frame_locals": "(thread: int | None = None, skip: str | None = None, /) -> list[FrameLocals]",
     "generator_locals": "(generator: object, /) -> FrameLocals | None",
     "group_by_storage": "(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryview, memoryview]",
-    "infer_chain": "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000) -> ChainAnswer",
+    "infer_chain": (
+        "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000, "
+        "plain: bool = False) -> ChainAnswer"
+    ),
     "extent_of": "(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]",
 }
 # Fields of the model that the native records do not have, and the one they have in another form.

@@ -442,8 +442,8 @@ def group_by_storage(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryvie
 def impl_data_address(tensor: object, /) -> int | None:
     """Answer TensorImpl::data(), or None where asking would throw."""
 
-def infer_chain(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000) -> ChainAnswer:
-    """Answer the shortest chain of view operators from one geometry to another over the same storage."""
+def infer_chain(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000, plain: bool = False) -> ChainAnswer:
+    """Answer the shortest chain of view operators from one geometry to another over the same storage; the shortest without unfold and diagonal where plain."""
 
 def instance_dict(object: object, /) -> dict[Any, Any] | None:
     """Answer an object's own dictionary, or None, without asking its class."""

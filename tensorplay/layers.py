@@ -500,6 +500,8 @@ class ViewChain(msgspec.Struct, frozen=True, kw_only=True):
     """How the chain is known: as its least known step is."""
     proven: bool
     """Whether a step as_strided was proven to be needed: all chains of up to 4 named operators were tried."""
+    plainer: tuple[ViewStep, ...] = ()
+    """A longer chain without unfold and diagonal, where the shortest has them and there is one."""
     aliases: tuple[ViewAlias, ...] = ()
     """Live tensors over the same storage that autograd connects by no view, as detach() makes them."""
     note: str | None = None

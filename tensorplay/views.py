@@ -291,6 +291,7 @@ class _Solved(NamedTuple):
     source: ViewSource
     proven: bool = True
     note: str | None = None
+    plainer: tuple[ViewStep, ...] = ()
 
 
 def chain_of(
@@ -371,6 +372,7 @@ def _chain(
         proven=solved.proven,
         aliases=aliases,
         note="; ".join(filter(None, (note, solved.note))) or None,
+        plainer=solved.plainer,
     )
 
 
@@ -580,12 +582,12 @@ def _inferred(start: _Geometry, target: _Geometry) -> _Solved:
     answer = C.infer_chain(start, target)
     if not answer["complete"] and answer["steps"][-1][0] == "as_strided":
         answer = C.infer_chain(start, target, max_nodes=_PATIENT_NODES)
-    steps = []
-    at = start
-    for op, args, shape, stride, offset, dtype in answer["steps"]:
-        at = at._replace(shape=shape, stride=stride, offset=offset, dtype=dtype or at.dtype)
-        steps.append(at.step(op, _plain(args), "inferred"))
+    steps = _steps(start, answer)
     note = None
+    plainer: tuple[ViewStep, ...] = ()
+    if len(steps) > 1 and any(step.op in ("unfold", "diagonal") for step in steps):
+        longer = _steps(start, C.infer_chain(start, target, plain=True))
+        plainer = () if any(step.op == "as_strided" for step in longer) else longer
     if steps and steps[-1].op == "as_strided":
         tried = answer["ruled_out"]
         note = (
@@ -593,4 +595,12 @@ def _inferred(start: _Geometry, target: _Geometry) -> _Solved:
             if answer["complete"]
             else f"no chain of named operators was found; those of up to {max(0, tried)} were all tried"
         )
-    return _Solved(tuple(steps), "inferred", bool(answer["complete"]), note)
+    return _Solved(steps, "inferred", bool(answer["complete"]), note, plainer)
+
+
+def _steps(start: _Geometry, answer: Any) -> tuple[ViewStep, ...]:
+    steps = []
+    for op, args, shape, stride, offset, dtype in answer["steps"]:
+        start = start._replace(shape=shape, stride=stride, offset=offset, dtype=dtype or start.dtype)
+        steps.append(start.step(op, _plain(args), "inferred"))
+    return tuple(steps)

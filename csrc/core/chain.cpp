@@ -149,7 +149,8 @@ void append_as_strided(const View& base, const View& target, std::vector<ChainSt
 
 }  // namespace
 
-ChainAnswer infer_chain(const Geometry& base, const Geometry& target, int max_ops, int64_t max_nodes) {
+ChainAnswer infer_chain(const Geometry& base, const Geometry& target, int max_ops, int64_t max_nodes,
+                        bool plain) {
   ChainAnswer answer;
   const std::optional<View> from = to_view(base);
   const std::optional<View> to = to_view(target);
@@ -161,7 +162,7 @@ ChainAnswer infer_chain(const Geometry& base, const Geometry& target, int max_op
     return answer;
   }
   if (*from == *to) return answer;
-  ChainSearch search(*from, *to, max_nodes);
+  ChainSearch search(*from, *to, max_nodes, plain);
   for (int ops = 1; ops <= std::min(max_ops, kMaxChainOps); ++ops) {
     const bool found = search.run(ops);
     answer.nodes = search.nodes();

@@ -39,8 +39,9 @@ struct ChainAnswer {
 inline constexpr int kMaxChainOps = 4;
 inline constexpr int64_t kMaxChainNodes = 150'000;
 
-// Bounded by max_nodes, which is tens of milliseconds at most. max_ops is cut to kMaxChainOps.
+// Bounded by max_nodes, which is tens of milliseconds at most. max_ops is cut to kMaxChainOps. `plain`:
+// without unfold and diagonal; all that the answer says is then of chains without them.
 ChainAnswer infer_chain(const Geometry& base, const Geometry& target, int max_ops = kMaxChainOps,
-                        int64_t max_nodes = kMaxChainNodes);
+                        int64_t max_nodes = kMaxChainNodes, bool plain = false);
 
 }  // namespace tensorplay

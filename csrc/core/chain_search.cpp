@@ -142,10 +142,14 @@ bool joins_anew(const View& state, std::span<const int64_t> order) {
   return false;
 }
 
+bool is_of_windows(ViewOp op) {
+  return op == ViewOp::kUnfold || op == ViewOp::kDiagonal;
+}
+
 }  // namespace
 
-ChainSearch::ChainSearch(const View& base, const View& target, int64_t max_nodes)
-    : base_(base), target_(target), max_nodes_(max_nodes) {
+ChainSearch::ChainSearch(const View& base, const View& target, int64_t max_nodes, bool plain)
+    : base_(base), target_(target), plain_(plain), max_nodes_(max_nodes) {
   count_view(target, target_count_);
   for (int i = 0; i < target.dims; ++i) {
     const int64_t size = target.sizes[i];
@@ -186,7 +190,7 @@ bool ChainSearch::exhaustive(bool needed) {
 void ChainSearch::finish(const View& state, int cost, ViewOp before) {
   for_last_calls(state, target_, before == ViewOp::kPermute, [&](const ViewCall& call) {
     const int total = cost + cost_of(call);
-    if (total >= best_cost_) return;
+    if (total >= best_cost_ || (plain_ && is_of_windows(call.op))) return;
     if (best_cost_ == kNoCost) plainer_until_ = nodes_ + kNodesForPlainer;
     best_cost_ = total;
     path_[ops_ - 1] = call;
@@ -196,7 +200,7 @@ void ChainSearch::finish(const View& state, int cost, ViewOp before) {
 
 // The state that a call gives, searched on. `remaining` counts the call.
 bool ChainSearch::attempt(const View& state, const ViewCall& call, int remaining, int cost) {
-  if (stopped()) return false;
+  if (stopped() || (plain_ && is_of_windows(call.op))) return false;
   ++nodes_;
   View next;
   cost += cost_of(call);

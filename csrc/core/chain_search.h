@@ -59,7 +59,8 @@ class VisitedViews {
 
 class ChainSearch {
  public:
-  ChainSearch(const View& base, const View& target, int64_t max_nodes);
+  // `plain`: without unfold and diagonal, which few people write.
+  ChainSearch(const View& base, const View& target, int64_t max_nodes, bool plain);
 
   // Whether a chain of exactly this many operators was found.
   bool run(int ops);
@@ -91,6 +92,7 @@ class ChainSearch {
   bool exhaustive(bool needed = true);
   const View base_;
   const View target_;
+  const bool plain_;
   int64_t target_count_ = 0;
   int target_ones_ = 0;   // dimensions of the target that a dimension of size 1 can become
   int most_ones_ = 0;     // worth having on the way

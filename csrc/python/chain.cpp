@@ -188,13 +188,14 @@ PyObject* make_answer(const ChainAnswer& answer, int16_t dtype, const TypeNames&
 }
 
 PyObject* infer(PyObject*, PyObject* args, PyObject* keywords) {
-  static const char* names[] = {"base", "target", "max_ops", "max_nodes", nullptr};
+  static const char* names[] = {"base", "target", "max_ops", "max_nodes", "plain", nullptr};
   PyObject* base_tuple = nullptr;
   PyObject* target_tuple = nullptr;
   int max_ops = kMaxChainOps;
   long long max_nodes = kMaxChainNodes;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO|iL", const_cast<char**>(names), &base_tuple,
-                                   &target_tuple, &max_ops, &max_nodes)) {
+  int plain = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO|iLp", const_cast<char**>(names), &base_tuple,
+                                   &target_tuple, &max_ops, &max_nodes, &plain)) {
     return nullptr;
   }
   try {
@@ -203,7 +204,7 @@ PyObject* infer(PyObject*, PyObject* args, PyObject* keywords) {
     Geometry target;
     if (!read_geometry(base_tuple, types, base) || !read_geometry(target_tuple, types, target))
       return nullptr;
-    return make_answer(infer_chain(base, target, max_ops, max_nodes), base.element.dtype, types);
+    return make_answer(infer_chain(base, target, max_ops, max_nodes, plain != 0), base.element.dtype, types);
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -213,9 +214,11 @@ PyObject* infer(PyObject*, PyObject* args, PyObject* keywords) {
 PyMethodDef methods[] = {
     {"infer_chain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(infer)),
      METH_VARARGS | METH_KEYWORDS,
-     "infer_chain(base, target, max_ops=4, max_nodes=150000)\n--\n\nAnswer the shortest chain of view "
+     "infer_chain(base, target, max_ops=4, max_nodes=150000, plain=False)\n--\n\nAnswer the shortest chain "
+     "of view "
      "operators "
-     "from one geometry to another over the same storage."},
+     "from one geometry to another over the same storage; the shortest without unfold and diagonal where "
+     "plain."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -72,6 +72,9 @@ def chain_notes(chain: ViewChain) -> Iterator[Phrase]:
     """Answer what else there is to say."""
     if chain.note:
         yield Phrase(chain.note, "dim")
+    if chain.plainer:
+        calls = ", ".join(map(step_text, chain.plainer))
+        yield Phrase(f"the same in {len(chain.plainer)} plainer steps: {calls}", "dim")
     for alias in chain.aliases:
         counter = "one version counter" if alias.shares_version else "a version counter of its own"
         yield Phrase(f"alias: {alias.name} lies over the same storage, no view of it; {counter}", "dim")
