@@ -371,10 +371,7 @@ class SharedParameters(SceneRule):
         """Explain one finding a group of names, one a repeated module, one a container of aliases."""
         for group in scene.groups.values():
             yield from self._ties(scene, group)
-        for paths in scene.repeated_modules:
-            found = self._repeated(scene, paths)
-            if found is not None:
-                yield found
+        yield from self._repeated(scene)
         yield from self._aliases(scene)
 
     def _ties(self, scene: Scene, group: StorageGroup) -> Iterator[Finding]:
@@ -416,26 +413,39 @@ class SharedParameters(SceneRule):
             )
             yield finding if ties is None else msgspec.structs.replace(finding, severity="warning")
 
-    def _repeated(self, scene: Scene, paths: Sequence[str]) -> Finding | None:
-        prefix = f"{paths[0]}."
-        inside = [s for s in scene.subjects if s.read.name.startswith(prefix) and s.record.storage is not None]
-        inside = [s for s in inside if s.record is s.read.record]
-        if not inside:
-            return None
+    def _repeated(self, scene: Scene) -> Iterator[Finding]:
+        """Explain modules that have several paths, those in one place of a model together."""
+        inside: dict[str, list[Subject]] = {paths[0]: [] for paths in scene.repeated_modules}
+        for subject in scene.subjects if inside else ():
+            path = subject.read.name
+            while path and subject.record is subject.read.record and subject.record.storage is not None:
+                path = path.rpartition(".")[0]
+                if path in inside:
+                    inside[path].append(subject)
+        causes: dict[tuple[str, ...], list[Sequence[str]]] = {}
+        for paths in scene.repeated_modules:
+            if inside[paths[0]]:
+                causes.setdefault(tuple(sorted(set(map(place_pattern, paths)))), []).append(paths)
+        for modules in causes.values():
+            yield self._explain_repeated(modules, [inside[paths[0]] for paths in modules])
+
+    def _explain_repeated(self, modules: Sequence[Sequence[str]], parts: Sequence[Sequence[Subject]]) -> Finding:
+        inside = [subject for part in parts for subject in part]
+        parameters = [sum(map(_is_parameter, part)) for part in parts]
+        names = [path for paths in modules for path in paths]
         storages = {s.record.storage.address: s.record.storage.nbytes for s in inside}
         nbytes = sum(n for n in storages.values() if isinstance(n, int))
-        parameters = [s for s in inside if _is_parameter(s)]
         return self.finding(
             inside[0].read.name,
             headline="one module under several names",
-            subject=f"{{{_named(_relative(list(paths)))}}}: {len(paths)} modules are 1 object, "
+            subject=f"{{{_named(_relative(names))}}}: {len(names)} modules are {plural(len(modules), 'object')}, "
             f"{plural(len(storages), 'storage')}, {bytes_text(nbytes)}",
             evidence={
-                "names": _relative(list(paths)),
-                "modules": len(paths),
-                "distinct_modules": 1,
-                "parameter_names": len(paths) * len(parameters),
-                "unique_parameters": len(parameters),
+                "names": _relative(names),
+                "modules": len(names),
+                "distinct_modules": len(modules),
+                "parameter_names": sum(len(paths) * n for paths, n in zip(modules, parameters, strict=True)),
+                "unique_parameters": sum(parameters),
                 "distinct_storages": len(storages),
                 "bytes": nbytes,
                 "tensors": [s.read.name for s in inside],

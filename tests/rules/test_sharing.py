@@ -655,6 +655,7 @@ def test_many_views_and_many_tensors_take_no_longer_than_linear_time(count):
         return {
             "views": [flat[i * 20 : i * 20 + 10] for i in range(count)],
             "flat": [nn.Parameter(part) for part in torch.zeros(count * 4).split(4)],
+            "model": nn.ModuleList([nn.Sequential(layer) for layer in [nn.Linear(1, 1) for _ in range(2_000)] * 2]),
         }
 
     objs = make()
@@ -824,6 +825,16 @@ def test_tp303_a_shared_block_is_one_finding_not_one_for_each_part():
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
     assert len(found({"model": nn.ModuleList([block] * 3)}, "TP303")) == 1
+
+
+def test_tp303_two_stacks_of_the_same_layers_are_one_finding():
+    layers = [nn.Linear(2, 2) for _ in range(20)]
+    model = nn.ModuleList([nn.Sequential(layer) for layer in layers * 2])
+
+    evidence = the_finding({"model": model}, "TP303").evidence
+
+    assert (evidence["modules"], evidence["distinct_modules"], evidence["distinct_storages"]) == (40, 20, 40)
+    assert (evidence["parameter_names"], evidence["unique_parameters"]) == (80, 40)
 
 
 def test_tp303_a_plain_object_that_has_the_model_too_is_no_second_name():
