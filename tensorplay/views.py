@@ -587,7 +587,10 @@ def _inferred(start: _Geometry, target: _Geometry) -> _Solved:
     plainer: tuple[ViewStep, ...] = ()
     if len(steps) > 1 and any(step.op in ("unfold", "diagonal") for step in steps):
         longer = _steps(start, C.infer_chain(start, target, plain=True))
-        plainer = () if any(step.op == "as_strided" for step in longer) else longer
+        if longer[-1].op != "as_strided" and len(longer) <= len(steps):
+            steps = longer
+        elif longer[-1].op != "as_strided":
+            plainer = longer
     if steps and steps[-1].op == "as_strided":
         tried = answer["ruled_out"]
         note = (
