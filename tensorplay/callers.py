@@ -108,8 +108,8 @@ class Caller(msgspec.Struct, frozen=True):
             raw[-1] = raw[-1][:end]
             raw[0] = raw[0][start:]
             expression = ast.parse(b"".join(raw).decode(errors="replace").strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError):
-            return None
+        except (SyntaxError, ValueError, RecursionError, SystemError):
+            return None  # SystemError: CPython 3.11 parses in one thread at a time only, and raises it otherwise
         return expression if isinstance(expression, ast.Call) and _is_ours(expression.func) else None
 
     def where(self, name: str) -> Where:

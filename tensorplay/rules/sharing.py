@@ -417,11 +417,10 @@ class SharedParameters(SceneRule):
         """Explain modules that have several paths, those in one place of a model together."""
         inside: dict[str, list[Subject]] = {paths[0]: [] for paths in scene.repeated_modules}
         for subject in scene.subjects if inside else ():
-            path = subject.read.name
-            while path and subject.record is subject.read.record and subject.record.storage is not None:
-                path = path.rpartition(".")[0]
-                if path in inside:
-                    inside[path].append(subject)
+            if subject.record is not subject.read.record or subject.record.storage is None:
+                continue
+            for module in _modules_around(subject) & inside.keys():
+                inside[module].append(subject)
         causes: dict[tuple[str, ...], list[Sequence[str]]] = {}
         for paths in scene.repeated_modules:
             if inside[paths[0]]:
@@ -504,6 +503,15 @@ def _is_parameter(subject: Subject) -> bool:
 def _is_plain(subject: Subject) -> bool:
     record = subject.record
     return record is subject.read.record and not subject.read.is_parameter and not record.impl.is_view
+
+
+def _modules_around(subject: Subject) -> set[str]:
+    """Answer the paths that lead to a tensor's, of attributes alone: its modules are among them."""
+    found = set()
+    for path in (subject.read.name, *subject.read.also):
+        while path := path.rpartition(".")[0]:
+            found.add(path)
+    return found
 
 
 def _geometry(record: Any) -> tuple[Any, ...]:

@@ -837,6 +837,16 @@ def test_tp303_two_stacks_of_the_same_layers_are_one_finding():
     assert (evidence["parameter_names"], evidence["unique_parameters"]) == (80, 40)
 
 
+def test_tp303_a_repeated_layer_is_whole_although_its_weight_was_met_elsewhere():
+    layer, first = nn.Linear(3, 3), nn.Module()
+    first.weight = layer.weight
+
+    tie, repeated = found({"first": first, "model": nn.ModuleList([layer] * 2)}, "TP303")
+
+    assert tie.evidence["names"] == ["first.weight", "model.0.weight"]
+    assert (repeated.evidence["distinct_storages"], repeated.evidence["bytes"]) == (2, 48)
+
+
 def test_tp303_a_plain_object_that_has_the_model_too_is_no_second_name():
     class Trainer:
         def __init__(self, model) -> None:
