@@ -50,9 +50,9 @@ def compare(a: torch.Tensor | Report, b: torch.Tensor | Report) -> Report:
     caller = Caller.at(sys._getframe(1))
     if issubclass(type(a), Report) and issubclass(type(b), Report):
         return _compare_reports(a, b)
-    for x in (a, b):
-        if not C.is_tensor(x):
-            raise TypeError(f"compare() takes two tensors or two reports, got {class_name(type(x))}")
+    if not C.is_tensor(a) or not C.is_tensor(b):
+        given = f"{class_name(type(a))} and {class_name(type(b))}"
+        raise TypeError(f"compare() takes two tensors or two reports, got {given}")
     refs = Counter((id(a), id(b)))
     reads = [
         Read(name, C.read(x, 1 + CALL_REFS * refs[id(x)] + (refs[id(x)] - 1)))

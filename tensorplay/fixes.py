@@ -91,8 +91,11 @@ class Fixes:
         if not self.fixes:
             lines.append("  nothing to do")
         for number, fix in enumerate(self.fixes, 1):
-            cost = "copies nothing" if fix.cost_nbytes == 0 else f"copies {bytes_text(fix.cost_nbytes)}"
-            lines.append(f"{number}. {fix.title}  ({fix.safety}, {cost})")
+            cost = "copies the tensor" if fix.cost_nbytes is None else f"copies {bytes_text(fix.cost_nbytes)}"
+            words = cost if fix.cost_nbytes != 0 else f"{fix.safety}, copies nothing"
+            if fix.safety != "copies" and fix.cost_nbytes != 0:
+                words = f"{fix.safety}, {cost}"
+            lines.append(f"{number}. {fix.title}  ({words})")
             lines += [f"     {line}" for line in fix.code.splitlines()]
             if fix.note:
                 lines.append(f"   {fix.note}")
@@ -121,12 +124,14 @@ def recommend_fix(
         ``.safety`` whether the gradient stays what it would have been. None where nothing is wrong.
 
     Raises:
-        TypeError: x is neither a tensor nor an exception.
+        TypeError: x is neither a tensor nor an exception, or write is no str.
+        ValueError: write is no Python.
 
     Cost: as for is_safe_view().
 
     Source: as for is_safe_view().
     """
+    _check_write(write)
     frame = sys._getframe(1)
     caller, scope = Caller.at(frame), frame.f_globals
     del frame
@@ -139,7 +144,7 @@ def recommend_fix(
     verdict = judge(report, findings, around)
     variables = caller_names(scope)
     target = _target_of(caller.argument("x"), variables, record)
-    kinds = frozenset(hazard.kind for hazard in verdict.hazards)
+    kinds = frozenset(hazard.kind for hazard in (*verdict.hazards, *verdict.later))
     in_place = _in_place(x, record, around, kinds, target, variables)
     extent = record.extent
     nbytes = None if extent is None else extent.nbytes
@@ -153,6 +158,17 @@ def recommend_fix(
     fixes += _to_free(record, target, report.findings)
     subject = f"{describe(record)}: safe in place" if verdict.ok else "; ".join(h.reason for h in verdict.hazards)
     return Fixes(subject, fixes, report)
+
+
+def _check_write(write: object) -> None:
+    if write is None:
+        return
+    if type(write) is not str:
+        raise TypeError(f"recommend_fix(write=) takes a statement (str), got {class_name(type(write))}")
+    try:
+        ast.parse(write)
+    except (SyntaxError, ValueError):
+        raise ValueError(f"recommend_fix(write=) takes a Python statement, got {write!r}") from None
 
 
 _PINNED = PinnedStorage()
@@ -547,16 +563,30 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str
         text = f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here"
         return Fixes(text, (), report)
     found = None if kind in ("saved", "stale_view") else _failing_write(error, variables)
+    if found is not None and _is_no_tensor(found[0], variables):
+        found = None
     name, statement = found or ("x", None)
     if write is not None:
         name = _written(write, variables) or name
+    elif found is None:
+        head += "; x stands for the tensor that was written"
     in_place = None
     if kind in _LEAVES or kind == "saved":
         in_place = _InPlace("", kind in _LEAVES)
-    situation = _Situation(
-        _target_of(name, variables, None), write or statement, frozenset({kind}), None, in_place
-    )  # fmt: skip
+    target = _target_of(name, variables, None)
+    if kind in _LEAVES and "." in name:  # a module refuses another tensor under a parameter's name
+        target = _Target(name, "copied")
+    situation = _Situation(target, write or statement, frozenset({kind}), None, in_place)
     return Fixes(head, _fixes(situation), report)
+
+
+def _is_no_tensor(name: str, variables: dict[str, Any]) -> bool:
+    """Tell whether an expression is plainly something else: a module, a number."""
+    try:
+        value = _value_of(ast.parse(name, mode="eval").body, variables)
+    except SyntaxError:
+        return True
+    return value is not None and not C.is_tensor(value)
 
 
 def _failing_write(error: BaseException, variables: dict[str, Any]) -> tuple[str, str] | None:

@@ -48,6 +48,8 @@ class Live:
     def over(self, storages: Iterable[int]) -> dict[int, list[LiveTensor]]:
         """Answer the live tensors over some storages, by the storage's address."""
         wanted = set(storages) - {0}
+        if not wanted:
+            return {}
         numbers, storages = self._grouped
         groups = {number: address for number, address in enumerate(storages) if address in wanted}
         found: dict[int, list[LiveTensor]] = {address: [] for address in wanted}

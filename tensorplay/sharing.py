@@ -23,7 +23,7 @@ from tensorplay.layers import (
     Truncated,
     Unread,
 )
-from tensorplay.live import Live, scope_names
+from tensorplay.live import Live, LiveTensor, scope_names
 from tensorplay.reports import Read, Report
 from tensorplay.walk import Place, find_tensors
 from tensorplay.words import describe, plural
@@ -115,10 +115,12 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     members += saved
     members += [member for member in hidden if member.record.impl.address not in impls]
     groups = _by_storage(members)
+    owned = [address for address, group in groups.items() if _has_more_owners(group)]
+    around = live.over(() if everything else owned)
     storages = tuple(
         shared
         for address, group in groups.items()
-        if (shared := _shared(address, group, _owners(live, address, group, everything))) is not None
+        if (shared := _shared(address, group, _owners(group, around.get(address, ())))) is not None
     )
     ranges = tuple(_ranges(groups, arrays))
     shown = {member.impl for shared in storages for member in shared.members}
@@ -189,20 +191,20 @@ def _by_storage(members: Iterable[_Member]) -> dict[int, list[_Member]]:
     return groups
 
 
-def _owners(live: Live, address: int, group: list[_Member], everything: bool) -> int:
+def _has_more_owners(group: list[_Member]) -> bool:
+    return bool(group[0].record.storage.use_count > len(group))
+
+
+def _owners(group: list[_Member], others: Sequence[LiveTensor]) -> int:
     """Answer how many owners of a storage nobody reaches."""
-    known = {member.record.impl.address for member in group}
-    first = group[0].record
-    bases = {member.record.impl.base for member in group if member.record.impl.base is not None}
-    if first.storage.use_count <= len(known):
+    if not _has_more_owners(group):
         return 0
-    if not everything:
-        others = live.over([address])[address]
-        known |= {other.record.impl.address for other in others}
-        bases |= {other.record.impl.base for other in others if other.record.impl.base is not None}
+    records = [member.record for member in group] + [other.record for other in others]
+    known = {record.impl.address for record in records}
+    known |= {record.impl.base for record in records if record.impl.base is not None}
     wrapper = any(member.record.storage.has_python_wrapper for member in group)
-    count: int = first.storage.use_count
-    return max(0, count - len(known | bases) - wrapper)
+    count: int = group[0].record.storage.use_count
+    return max(0, count - len(known) - wrapper)
 
 
 def _shared(address: int, group: list[_Member], unreached: int) -> SharedStorage | None:

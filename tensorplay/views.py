@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
+import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -317,6 +318,11 @@ def chain_of(
         name = next((o.name for o in others if o.named and o.record.impl.address == base[1].impl.address), base[0])
         return _from(record, target, "base", name, base[1], others)
     view = C.view_of(x)
+    moved = None
+    if view is not None and record.storage is not None:
+        its = view[0].storage
+        if its is None or its.address != record.storage.address:  # set_() or .data gave it other memory
+            moved, view = "autograd's base has another storage since", None
     if view is not None:
         root = view[0]
         named = next((o.name for o in others if o.named and o.record.impl.address == root.impl.address), None)
@@ -328,13 +334,14 @@ def chain_of(
         return _from(record, target, "base", name, root, others, solved)
     chosen = _best_alias(record, others)
     if chosen is not None:
-        return _from(record, target, "alias", chosen.name, chosen.record, others)
+        found = _from(record, target, "alias", chosen.name, chosen.record, others)
+        return found if moved is None else msgspec.structs.replace(found, note=moved)
     flat = _Geometry.flat(record)
     extent = record.extent
     if flat is None or extent is None or extent.visible_nbytes == extent.storage_nbytes or record.data is None:
         aliases = _aliases(record, record.impl.address, others)
         return _chain(record, "itself", record.name, target, _Solved((), "inferred"), aliases)
-    note = "no live tensor is known that it came from: begun with the bytes of its storage"
+    note = moved or "no live tensor is known that it came from: begun with the bytes of its storage"
     solved = _inferred(flat, target)
     return _chain(record, "storage", f"its storage, {flat.dtype}[{flat.shape[0]}]", flat, solved, (), note)
 

@@ -53,16 +53,22 @@ class Hazard(NamedTuple):
     evidence: dict[str, Any]
     raises: bool | None
     """Whether the write itself raises; None where that depends on the operator, or nobody can promise it."""
+    later: bool = False
+    """Whether write and backward go through, and only the next use of a view raises: said, but not unsafe."""
 
 
 class SafeView(Verdict):
     """Whether an in-place write now would do what it says; true when it would."""
 
-    __slots__ = ("evidence", "hazards")
+    __slots__ = ("evidence", "hazards", "later")
 
     def __init__(self, hazards: Iterable[Hazard], notes: Iterable[str], report: Report) -> None:
-        self.hazards = tuple(hazards)
-        reasons = [hazard.reason for hazard in self.hazards] + list(notes)
+        hazards = list(hazards)
+        self.hazards = tuple(hazard for hazard in hazards if not hazard.later)
+        self.later = tuple(hazard for hazard in hazards if hazard.later)
+        """What neither the write nor the backward runs into, but the next use of a view."""
+        reasons = [hazard.reason for hazard in self.hazards]
+        reasons += [*notes, *(hazard.reason for hazard in self.later)]
         super().__init__(not self.hazards, reasons, report)
         self.evidence: dict[str, Any] = {}
         for hazard in self.hazards:
@@ -70,8 +76,12 @@ class SafeView(Verdict):
 
     def to_dict(self) -> dict[str, Any]:
         """Answer the verdict, its evidence and its report as dicts and lists."""
-        hazards = [{"kind": h.kind, "raises": h.raises, "reason": h.reason} for h in self.hazards]
-        return {**super().to_dict(), "hazards": hazards, "evidence": msgspec.to_builtins(self.evidence)}
+        hazards, later = (
+            [{"kind": h.kind, "raises": h.raises, "reason": h.reason} for h in group]
+            for group in (self.hazards, self.later)
+        )
+        evidence = msgspec.to_builtins(self.evidence)
+        return {**super().to_dict(), "hazards": hazards, "later": later, "evidence": evidence}
 
     def __str__(self) -> str:
         return "\n".join([f"{'safe' if self.ok else 'unsafe'} in place", *(f"  {reason}" for reason in self.reasons)])
@@ -86,11 +96,11 @@ def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeV
 
     Unsafe is a write that raises, that makes a backward raise which would have run, that gives wrong numbers, or that
     ends the process: on a leaf that requires grad or a view of one; on a view that autograd did not see being made, or
-    that is one of several; next to a live view of that sort; on an inference tensor outside inference mode; where
-    several indices reach one element; where a live node saved the tensor for backward; in memory that is mapped
-    read-only or gone.
+    that is one of several; on an inference tensor outside inference mode; where several indices reach one element;
+    where a live node saved the tensor for backward; in memory that is mapped read-only or gone.
 
-    With grad mode off a write on a view that autograd cannot follow goes through, and the next use of the view raises.
+    With grad mode off a write on a view that autograd cannot follow goes through, and so does one on its base: it is
+    safe. That the next use of the view with grad mode on raises is said in ``.reasons`` and ``.later``.
 
     Args:
         x: a tensor of any kind; that it is a view is not needed.
@@ -153,8 +163,9 @@ def judge(report: Report, findings: Iterable[Finding], around: Surroundings) -> 
     hazards += savers
     if not around.recorded and record.impl.grad_fn_stale and record.impl.creation_meta in _MADE:
         notes.append("its base was written since it was made: the next use with grad mode on raises already")
-    report.raise_severity((_CODES[hazard.kind] for hazard in hazards if hazard.kind in _CODES), "warning")
-    return SafeView(hazards, notes or ([] if hazards else [_why_safe(record)]), report)
+    now = [hazard for hazard in hazards if not hazard.later]
+    report.raise_severity((_CODES[hazard.kind] for hazard in now if hazard.kind in _CODES), "warning")
+    return SafeView(hazards, notes or ([] if now else [_why_safe(record)]), report)
 
 
 def _why_safe(record: TensorRecord) -> str:
@@ -195,7 +206,7 @@ def _of_autograd(record: TensorRecord, recorded: bool) -> Iterator[Hazard]:
         reason = "zero tensor without memory, as forward-mode AD makes them: PyTorch refuses to write to it"
         yield Hazard("zerotensor", reason, {"is_zerotensor": True}, True)
         return
-    if impl.is_inference and not torch.is_inference_mode_enabled():
+    if impl.is_inference and impl.version_counter is None and not torch.is_inference_mode_enabled():
         yield Hazard(
             "inference_tensor",
             "inference tensor: it has no version counter, in-place only inside inference_mode",
@@ -246,7 +257,7 @@ def _untracked(impl: Any, recorded: bool, evidence: dict[str, Any]) -> Hazard:
     if recorded:
         return Hazard(kind, f"{reason}; raises while grad mode is on", evidence, True)
     reason += "; grad mode is off: the write goes through, and the next use of the view with grad mode on raises"
-    return Hazard(kind, reason, evidence, False)
+    return Hazard(kind, reason, evidence, False, later=True)
 
 
 def _of_other_views(views: Sequence[LiveTensor]) -> Iterator[Hazard]:
@@ -260,7 +271,7 @@ def _of_other_views(views: Sequence[LiveTensor]) -> Iterator[Hazard]:
         "the write goes through, and its next use with grad mode on raises"
     ).replace("is a one of", "is one of")
     found = [{"shape": v.record.impl.shape, "creation_meta": v.record.impl.creation_meta} for v in views]
-    yield Hazard("other_view", reason, {"other_views": found}, False)
+    yield Hazard("other_view", reason, {"other_views": found}, False, later=True)
 
 
 def _of_memory(record: TensorRecord, findings: Iterable[Finding]) -> Iterator[Hazard]:

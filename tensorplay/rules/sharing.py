@@ -459,10 +459,12 @@ class SharedParameters(SceneRule):
         for group in scene.groups.values():
             parameters: dict[tuple[Any, ...], Subject] = {}
             for subject in group.members:
-                if _is_parameter(subject):
+                if _is_parameter(subject) or _is_buffer(scene, subject):
                     parameters.setdefault(_geometry(subject.record), subject)
             for subject in group.members if parameters else ():
                 if not _is_plain(subject) or subject.read.name.endswith((".data", ".grad")):
+                    continue
+                if _is_buffer(scene, subject):
                     continue
                 same = parameters.get(_geometry(subject.record))
                 container = _container(subject.read.name)
@@ -480,8 +482,8 @@ class SharedParameters(SceneRule):
             first, parameter = pairs[0]
             yield self.finding(
                 first.read.name,
-                headline="kept tensors are the live parameters",
-                subject=f"{plural(len(aliases), 'tensor')} of {container} are the memory of parameters "
+                headline="kept tensors are the live parameters and buffers",
+                subject=f"{plural(len(aliases), 'tensor')} of {container} are the memory of the module's own "
                 f"({parameter.read.name}): {sum(own.values())} bytes really kept",
                 evidence={
                     "aliases": aliases,
@@ -490,7 +492,7 @@ class SharedParameters(SceneRule):
                     "tensors": [subject.read.name for subject, _ in pairs],
                     "parameters": [parameter.read.name for _, parameter in pairs],
                 },
-                why="state_dict() answers the live parameters' memory: the next optimizer step changes these too",
+                why="state_dict() answers the live memory of parameters and buffers: the next step changes these too",
                 fix="copy.deepcopy(model.state_dict()) where the values are to be kept",
                 source=_READ,
             )
@@ -498,6 +500,11 @@ class SharedParameters(SceneRule):
 
 def _is_parameter(subject: Subject) -> bool:
     return bool(subject.record is subject.read.record and subject.read.is_parameter)
+
+
+def _is_buffer(scene: Scene, subject: Subject) -> bool:
+    """Tell whether a tensor is a module's own, but no parameter."""
+    return subject.record is subject.read.record and subject.read.name.rpartition(".")[0] in scene.modules
 
 
 def _is_plain(subject: Subject) -> bool:

@@ -187,7 +187,7 @@ class MultiOutputView(Rule):
                 evidence=_evidence(group),
                 why=f"an in-place write on it raises while grad mode is on, because of how it was made ({made}), not "
                 "because of overlap",
-                fix="slice instead (x[:, :2]), or write out of place",
+                fix="slice the base where chunk, split or unbind is called (x[:, :2]), or write out of place",
                 source=f"read: {_VARIABLE} CreationMeta",
             )
 

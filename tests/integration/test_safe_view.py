@@ -300,6 +300,9 @@ class Happened(NamedTuple):
     raised: bool = False
     wrong: bool = False
     broken: bool = False
+    """The backward that was prepared raises."""
+    unusable: bool = False
+    """The next use of a view raises."""
 
 
 def write(built: Built, mode: str, op: str, untouched: Consequences) -> tuple[Happened, bool]:
@@ -312,8 +315,9 @@ def write(built: Built, mode: str, op: str, untouched: Consequences) -> tuple[Ha
             return Happened(raised=True), False
     wrong = not torch.equal(built.x.detach().resolve_conj().resolve_neg(), expected.resolve_conj().resolve_neg())
     after = consequences(built)
-    broken = any(now and not before for now, before in zip(after.raised, untouched.raised, strict=True))
-    return Happened(wrong=wrong, broken=broken), not broken and not is_same(after.gradients, untouched.gradients)
+    new = [now and not before for now, before in zip(after.raised, untouched.raised, strict=True)]
+    happened = Happened(wrong=wrong, broken=new[0], unusable=any(new[1:]))
+    return happened, not any(new) and not is_same(after.gradients, untouched.gradients)
 
 
 def is_same(some: list[torch.Tensor | None], others: list[torch.Tensor | None]) -> bool:
@@ -354,7 +358,13 @@ def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monk
                 for op in list(WRITES) if saved == "nobody" else list(WRITES)[number % 2 :][:1]:
                     happened, other_gradient = write(build(made, saved, value_requires_grad), mode, op, untouched)
                     foretold = {hazard.raises for hazard in verdict.hazards}
-                    if bool(verdict) == any(happened) or (happened.raised != bool({True, None} & foretold)):
+                    now = happened.raised or happened.wrong or happened.broken
+                    later = bool(verdict.later) if verdict else happened.unusable
+                    if (
+                        bool(verdict) == now
+                        or happened.raised != bool({True, None} & foretold)
+                        or later != happened.unusable
+                    ):
                         mismatches.append((made, saved, mode, value_requires_grad, op, happened, str(verdict)))
                     if verdict and other_gradient:
                         assert saved in SILENT, (made, saved, mode, value_requires_grad, op)

@@ -223,6 +223,18 @@ def test_tp301_fires_where_nobody_else_sees_the_rest(make):
     assert codes({"x": make()}) == ["TP301"]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.from_numpy(np.zeros(LARGE))[:10],
+        lambda: torch.frombuffer(bytearray(LARGE), dtype=torch.uint8)[:10],
+        lambda: torch.from_numpy(np.zeros((LARGE, 2))[1:, 0])[:10],
+    ],
+)
+def test_tp301_array_that_only_a_view_keeps_fires(make):
+    assert [f.code for f in tp.check({"x": make()}).findings if f.severity != "info"] == ["TP301"]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize(
     "make",
@@ -239,9 +251,9 @@ def test_tp301_fires_where_nobody_else_sees_the_rest(make):
         lambda: torch.zeros(2, 0),
         lambda: torch.zeros(LARGE, device="meta")[:10],
         lambda: helpers.fake("cpu"),
-        lambda: torch.from_numpy(np.zeros(LARGE))[:10],
+        lambda: (array := np.zeros(LARGE), torch.from_numpy(array)[:10]),
         lambda: torch.from_numpy(np.zeros(LARGE)[:10]),
-        lambda: torch.frombuffer(bytearray(LARGE), dtype=torch.uint8)[:10],
+        lambda: (buffer := bytearray(LARGE), torch.frombuffer(buffer, dtype=torch.uint8)[:10]),
         lambda: torch.from_dlpack(torch.zeros(LARGE))[:10],
         lambda: torch.zeros(LARGE).share_memory_()[:10],
         lambda: torch._lazy_clone(torch.zeros(LARGE))[:10],

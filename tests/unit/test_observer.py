@@ -264,15 +264,17 @@ def test_profiler_starts_and_swapping_the_impl_still_works_after_a_probe():
 def test_nothing_grows():
     x = torch.randn(4, 6).t()
     grown = []
-    for _ in range(6):  # the caches of rich and of Python fill up in the first ones; what leaks grows in all
+    while len(grown) < 25:  # the caches of rich and of Python fill up in the first ones; what leaks grows in all
         gc.collect()
         before = sys.getallocatedblocks()
-        for _ in range(30):
+        for _ in range(20):
             ask_everything(x)
         gc.collect()
         grown.append(sys.getallocatedblocks() - before)
+        if grown[-1] < 20:  # less than one a round
+            return
 
-    assert min(grown) < 30  # less than one a round
+    raise AssertionError(f"grew in every round: {grown}")
 
 
 def test_memory_of_released_storage_is_not_touched():

@@ -106,7 +106,7 @@ def test_every_in_place_error_of_pytorch_is_recognised(name):
 
     fixes = tp.recommend_fix(error)
 
-    assert fixes.subject == str(error).partition("\n")[0]
+    assert fixes.subject.startswith(str(error).partition("\n")[0])
     found = [fix.title for fix in fixes]
     assert [title for title in found if title in titles] == titles
     assert all(fix.code and fix.safety in ("safe", "copies", "changes gradient") for fix in fixes)
@@ -166,9 +166,10 @@ def test_verdict_and_fixes_are_json():
 
     data = json.loads(verdict.to_json())
     assert data == json.loads(json.dumps(verdict.to_dict()))
-    assert set(data) == {"ok", "reasons", "report", "hazards", "evidence"}
+    assert set(data) == {"ok", "reasons", "report", "hazards", "later", "evidence"}
     assert data["ok"] is False
-    assert [hazard["kind"] for hazard in data["hazards"]] == ["multi_output", "other_view", "saved"]
+    assert [hazard["kind"] for hazard in data["hazards"]] == ["multi_output", "saved"]
+    assert [hazard["kind"] for hazard in data["later"]] == ["other_view"]
     assert set(data["hazards"][0]) == {"kind", "raises", "reason"}
     assert data["evidence"]["creation_meta"] == "MULTI_OUTPUT_NODE"
     assert [entry["node"] for entry in data["evidence"]["saved_by"]] == ["MulBackward0", "MulBackward0"]

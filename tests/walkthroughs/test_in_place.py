@@ -139,9 +139,7 @@ def test_a_view_made_under_no_grad(weight, capsys):
 
     # With grad mode on it raises, for another reason than before.
     verdict = tensorplay.is_safe_view(unseen)
-    assert verdict.reasons == (
-        "view made under torch.no_grad(), written with grad mode on, and the base requires grad",
-    )
+    assert verdict.reasons == ("view made under torch.no_grad(); raises while grad mode is on",)
     assert stands_on_the_page(str(verdict))
     with pytest.raises(RuntimeError, match="created in no_grad mode"):
         unseen.add_(1)
