@@ -563,7 +563,8 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str
         text = f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here"
         return Fixes(text, (), report)
     found = None if kind in ("saved", "stale_view") else _failing_write(error, variables)
-    if found is not None and _is_no_tensor(found[0], variables):
+    value = None if found is None else _named_value(found[0], variables)
+    if value is not None and not C.is_tensor(value):  # a module, a number
         found = None
     name, statement = found or ("x", None)
     if write is not None:
@@ -574,19 +575,20 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str
     if kind in _LEAVES or kind == "saved":
         in_place = _InPlace("", kind in _LEAVES)
     target = _target_of(name, variables, None)
-    if kind in _LEAVES and "." in name:  # a module refuses another tensor under a parameter's name
+    if (
+        kind in _LEAVES and "." in name and _named_value(name, variables) is None
+    ):  # perhaps a module's parameter, which cannot be rebound
         target = _Target(name, "copied")
     situation = _Situation(target, write or statement, frozenset({kind}), None, in_place)
     return Fixes(head, _fixes(situation), report)
 
 
-def _is_no_tensor(name: str, variables: dict[str, Any]) -> bool:
-    """Tell whether an expression is plainly something else: a module, a number."""
+def _named_value(name: str, variables: dict[str, Any]) -> Any:
+    """Answer what an expression names, or None."""
     try:
-        value = _value_of(ast.parse(name, mode="eval").body, variables)
+        return _value_of(ast.parse(name, mode="eval").body, variables)
     except SyntaxError:
-        return True
-    return value is not None and not C.is_tensor(value)
+        return None
 
 
 def _failing_write(error: BaseException, variables: dict[str, Any]) -> tuple[str, str] | None:

@@ -241,10 +241,10 @@ def test_inspect_of_two_appends_the_comparison(capsys):
 @pytest.mark.parametrize(
     ("a", "b", "got"),
     [
-        (torch.zeros(1), 3, "int"),
-        (None, torch.zeros(1), "NoneType"),
-        (torch.zeros(1), tp.check({"x": torch.zeros(1)}), "Report"),
-        (np.zeros(1), torch.zeros(1), "ndarray"),
+        (torch.zeros(1), 3, "Tensor and int"),
+        (None, torch.zeros(1), "NoneType and Tensor"),
+        (torch.zeros(1), tp.check({"x": torch.zeros(1)}), "Tensor and Report"),
+        (np.zeros(1), torch.zeros(1), "ndarray and Tensor"),
     ],
 )
 def test_other_things_are_refused_in_one_line(a, b, got):
