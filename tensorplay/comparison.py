@@ -14,10 +14,11 @@ from tensorplay.callers import Caller
 from tensorplay.classes import class_name
 from tensorplay.differences import changes_between
 from tensorplay.inspection import CALL_REFS, compare_two, outside_compiled_code, report_of
-from tensorplay.layers import Document, TensorRecord
+from tensorplay.layers import Document, TensorRecord, field_of
 from tensorplay.reports import ROOTS, Read, Report
 from tensorplay.rules.layout import LayoutFacts
 from tensorplay.selection import lenient_config, select_findings
+from tensorplay.words import listed
 
 __all__ = ["compare"]
 
@@ -60,7 +61,7 @@ def compare(a: torch.Tensor | Report, b: torch.Tensor | Report) -> Report:
     ]  # fmt: skip
     report = report_of(reads, caller, report_unused=False)
     compare_two(report)
-    finding = _LAYOUT.of_pair(*report.records[:2], gradient=C.grad_object(a) is b) if len(report.records) > 1 else None
+    finding = _LAYOUT.of_pair(*report.records, gradient=C.grad_object(a) is b)
     if finding is not None:
         report.add_findings(select_findings([finding], caller=caller, config=lenient_config(caller)).findings)
     report.replace_document(focus="comparison")
@@ -86,16 +87,12 @@ _ADDRESSES = {"TensorImpl": "impl.address", "StorageImpl": "storage.address", "d
 
 def _same_addresses(before: TensorRecord, after: TensorRecord) -> str | None:
     """Say what equal addresses in two reports do not prove."""
-    same = []
-    for word, field in _ADDRESSES.items():
-        layer, _, name = field.partition(".")
-        one, two = (getattr(getattr(record, layer), name, None) for record in (before, after))
-        if one and one == two:
-            same.append(word)
+    same = [
+        word for word, field in _ADDRESSES.items() if (one := field_of(before, field)) and one == field_of(after, field)
+    ]
     if not same:
         return None
-    listed = same[0] if len(same) == 1 else f"{', '.join(same[:-1])} and {same[-1]}"
-    return f"{after.name}: equal address of {listed}: the same tensor or a recycled address: not known"
+    return f"{after.name}: equal address of {listed(same)}: the same tensor or a recycled address: not known"
 
 
 def _by_name(document: Document) -> dict[str, TensorRecord]:

@@ -91,10 +91,10 @@ class Fixes:
         if not self.fixes:
             lines.append("  nothing to do")
         for number, fix in enumerate(self.fixes, 1):
-            cost = "copies the tensor" if fix.cost_nbytes is None else f"copies {bytes_text(fix.cost_nbytes)}"
-            words = cost if fix.cost_nbytes != 0 else f"{fix.safety}, copies nothing"
-            if fix.safety != "copies" and fix.cost_nbytes != 0:
-                words = f"{fix.safety}, {cost}"
+            copied = "the tensor" if fix.cost_nbytes is None else bytes_text(fix.cost_nbytes)
+            words = f"copies {'nothing' if fix.cost_nbytes == 0 else copied}"
+            if fix.safety != "copies" or fix.cost_nbytes == 0:
+                words = f"{fix.safety}, {words}"
             lines.append(f"{number}. {fix.title}  ({words})")
             lines += [f"     {line}" for line in fix.code.splitlines()]
             if fix.note:
@@ -575,10 +575,8 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str
     if kind in _LEAVES or kind == "saved":
         in_place = _InPlace("", kind in _LEAVES)
     target = _target_of(name, variables, None)
-    if (
-        kind in _LEAVES and "." in name and _named_value(name, variables) is None
-    ):  # perhaps a module's parameter, which cannot be rebound
-        target = _Target(name, "copied")
+    if kind in _LEAVES and "." in name and _named_value(name, variables) is None:
+        target = _Target(name, "copied")  # perhaps a module's parameter, which cannot be rebound
     situation = _Situation(target, write or statement, frozenset({kind}), None, in_place)
     return Fixes(head, _fixes(situation), report)
 

@@ -39,6 +39,7 @@ __all__ = [
     "ViewChain",
     "ViewStep",
     "Where",
+    "field_of",
     "json_schema",
 ]
 
@@ -277,6 +278,12 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The tensors it is made of."""
     also: tuple[str, ...] = ()
     """Further paths to the same Python object."""
+
+
+def field_of(record: TensorRecord, path: str) -> Any:
+    """Answer a field by its path, as ``impl.version``; None where the record has no such layer."""
+    layer, _, name = path.partition(".")
+    return getattr(getattr(record, layer), name, None)
 
 
 class ArrayRecord(msgspec.Struct, frozen=True, kw_only=True):

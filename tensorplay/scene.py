@@ -222,15 +222,18 @@ class Scene:
             open_ones.append(number)
         return found, True
 
-    def coverage(self, records: Iterable[Any], nbytes: int) -> tuple[int | None, int, int]:
-        """Answer how many bytes of a storage some records reach: exact or None, at least, at most.
+    def reached(self, records: Iterable[Any], nbytes: int) -> int:
+        """Answer how many bytes of a storage some records reach, at most where that is too hard to count.
 
         One whose geometry is not known, as a nested tensor's, may reach all of it.
         """
         regions = [region(record) for record in records]
         known = [found for found in regions if found is not None]
-        visible, least, most = C.coverage_of(known, nbytes)
-        return (visible, least, most) if len(known) == len(regions) else (None, least, nbytes)
+        return C.coverage_of(known, nbytes)[2] if len(known) == len(regions) else nbytes
+
+    def reached_by_members(self, group: StorageGroup) -> int:
+        """Answer how many bytes of a storage the objects themselves reach, at most."""
+        return self.reached((subject.record for subject in group.members), group.nbytes)
 
     def beyond(self, addresses: Iterable[int]) -> dict[int, Beyond]:
         """Look in the whole process for who else reaches into some of the groups' storages."""
@@ -241,9 +244,8 @@ class Scene:
         over = live.over(group.address for group in wanted)
         saved: dict[int, list[Any]] = {group.address: [] for group in wanted}
         for *_, record, _ in C.saved_tensors(live.tensors, None, [group.address for group in wanted])[0]:
-            storage = None if record is None else record.storage
-            if storage is not None and storage.address in saved:
-                saved[storage.address].append(record)
+            assert record is not None and record.storage is not None  # of these storages alone
+            saved[record.storage.address].append(record)
         return {group.address: _beyond(group, over[group.address], saved[group.address]) for group in wanted}
 
     def counts_as_waste(self, unseen: int, nbytes: int) -> bool:
@@ -259,10 +261,23 @@ class Scene:
                 continue
             if all(subject.read.name.endswith(".grad") for subject in group.members):
                 continue  # autograd made it, and the next step replaces it
-            _, _, most = self.coverage([subject.record for subject in group.members], group.nbytes)
-            if self.counts_as_waste(group.nbytes - most, group.nbytes):
+            if self.counts_as_waste(group.nbytes - self.reached_by_members(group), group.nbytes):
                 found.append(group.address)
         return self.beyond(found)
+
+    @functools.cached_property
+    def pinned(self) -> dict[int, int]:
+        """How many bytes of these storages nobody can see but through the members, where they are worth a word."""
+        found = {}
+        for address, beyond in self.unseen.items():
+            if beyond.unexplained or beyond.storage_held:
+                continue  # an owner in C++ may see the rest
+            group = self.groups[address]
+            records = [*(subject.record for subject in group.members), *beyond.records]
+            pinned = group.nbytes - self.reached(records, group.nbytes)
+            if self.counts_as_waste(pinned, group.nbytes):
+                found[address] = pinned
+        return found
 
     @functools.cached_property
     def _blocks(self) -> list[tuple[int, int, str]]:

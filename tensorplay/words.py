@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["UNSEEN", "bytes_text", "describe", "needs_ascii", "place_pattern", "plural", "shape_text", "visible"]
+__all__ = [
+    "UNSEEN",
+    "bytes_text",
+    "describe",
+    "listed",
+    "needs_ascii",
+    "place_pattern",
+    "plural",
+    "shape_text",
+    "visible",
+]
 
 UNSEEN = "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 """Matches the characters that are obeyed, or not allowed, where they should be shown: names may hold anything."""
@@ -48,6 +58,11 @@ def bytes_text(count: int | str | None) -> str:
 def plural(count: int, noun: str) -> str:
     """Answer the count and its noun: 1 tensor, 3 tensors."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(words: list[str]) -> str:
+    """Answer words as a sentence lists them: a, b and c."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def shape_text(shape: tuple[int | str, ...] | None) -> str:

@@ -266,10 +266,11 @@ def _of_other_views(views: Sequence[LiveTensor]) -> Iterator[Hazard]:
     impl = views[0].record.impl
     how = _MADE[impl.creation_meta][1].partition("{")[0].partition(":")[0]
     more = f", and {plural(len(views) - 1, 'more live view')}" if len(views) > 1 else ""
+    article = "" if how.startswith("one of") else "a "
     reason = (
-        f"the live view {describe(views[0].record)}{more} over the same memory is a {how.removeprefix('a ')}: "
+        f"the live view {describe(views[0].record)}{more} over the same memory is {article}{how}: "
         "the write goes through, and its next use with grad mode on raises"
-    ).replace("is a one of", "is one of")
+    )
     found = [{"shape": v.record.impl.shape, "creation_meta": v.record.impl.creation_meta} for v in views]
     yield Hazard("other_view", reason, {"other_views": found}, False, later=True)
 

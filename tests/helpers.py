@@ -96,3 +96,24 @@ def key_set_of_another_device() -> torch.Tensor:
 
 def numpy_tensor() -> torch.Tensor:
     return torch.from_numpy(np.zeros(5))
+
+
+def raises(action: Callable[[], object]) -> bool:
+    """Whether PyTorch refuses."""
+    try:
+        action()
+    except RuntimeError:
+        return True
+    return False
+
+
+class Same(torch.autograd.Function):
+    """Answers its input as it is: a view made in a custom Function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad

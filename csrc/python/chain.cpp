@@ -1,13 +1,13 @@
 #include "chain.h"
 
 #include <algorithm>
-#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "../core/chain.h"
+#include "call.h"
 #include "values.h"
 
 namespace tensorplay::python {
@@ -44,18 +44,7 @@ class TypeNames {
   std::vector<std::string> names_;
 };
 
-bool read_numbers(PyObject* sequence, std::vector<int64_t>& out) {
-  PyObject* fast = PySequence_Fast(sequence, "shape and stride are sequences of int");
-  if (fast == nullptr) return false;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
-    out.push_back(PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i)));
-    if (out.back() == -1 && PyErr_Occurred() != nullptr) break;
-  }
-  Py_DECREF(fast);
-  return PyErr_Occurred() == nullptr;
-}
-
-bool read_geometry(PyObject* tuple, TypeNames& types, Geometry& out) {
+bool read_typed_geometry(PyObject* tuple, TypeNames& types, Geometry& out) {
   PyObject* sizes = nullptr;
   PyObject* strides = nullptr;
   long long offset = 0;
@@ -72,12 +61,7 @@ bool read_geometry(PyObject* tuple, TypeNames& types, Geometry& out) {
                         &is_neg, &name)) {
     return false;
   }
-  if (!read_numbers(sizes, out.sizes) || !read_numbers(strides, out.strides)) return false;
-  const auto negative = [](int64_t size) { return size < 0; };
-  if (out.sizes.size() != out.strides.size() || std::any_of(out.sizes.begin(), out.sizes.end(), negative)) {
-    PyErr_SetString(PyExc_ValueError, "shape and stride need one length and no negative size");
-    return false;
-  }
+  if (!read_geometry(sizes, strides, out.sizes, out.strides)) return false;
   if (itemsize < 1 || itemsize > 64) {
     PyErr_SetString(PyExc_ValueError, "an element has 1 to 64 bytes");
     return false;
@@ -198,17 +182,14 @@ PyObject* infer(PyObject*, PyObject* args, PyObject* keywords) {
                                    &target_tuple, &max_ops, &max_nodes, &plain)) {
     return nullptr;
   }
-  try {
+  return guarded([&]() -> PyObject* {
     TypeNames types;
     Geometry base;
     Geometry target;
-    if (!read_geometry(base_tuple, types, base) || !read_geometry(target_tuple, types, target))
+    if (!read_typed_geometry(base_tuple, types, base) || !read_typed_geometry(target_tuple, types, target))
       return nullptr;
     return make_answer(infer_chain(base, target, max_ops, max_nodes, plain != 0), base.element.dtype, types);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
+  });
 }
 
 PyMethodDef methods[] = {

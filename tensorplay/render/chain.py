@@ -33,15 +33,10 @@ def _lines(at: ViewChain | ViewStep) -> tuple[str, ...]:
     return f"stride {shape_text(at.stride)}", f"offset {at.storage_offset}"
 
 
-def _form(stride: tuple[int, ...], offset: int) -> str:
-    return f"stride {shape_text(stride)} offset {offset}"
-
-
 def _nodes(chain: ViewChain) -> list[list[str]]:
-    nodes = [[chain.base, f"{chain.dtype}{shape_text(chain.shape)}", _form(chain.stride, chain.storage_offset)]]
+    nodes = [[chain.base, f"{chain.dtype}{shape_text(chain.shape)}", " ".join(_lines(chain))]]
     for step in chain.steps:
-        form = _form(step.stride, step.storage_offset)
-        nodes.append([f"{step.dtype}{shape_text(step.shape)}", form, step.source])
+        nodes.append([f"{step.dtype}{shape_text(step.shape)}", " ".join(_lines(step)), step.source])
     if chain.steps:
         nodes[-1].insert(0, chain.name)
     return nodes

@@ -16,12 +16,13 @@ from tensorplay.layers import (
     Severity,
     SharedMember,
     TensorRecord,
+    field_of,
 )
 from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows, checkpoint, totals
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
-from tensorplay.words import bytes_text, describe, plural, shape_text
+from tensorplay.words import bytes_text, describe, listed, plural, shape_text
 
 __all__ = [
     "ChainPart",
@@ -316,7 +317,7 @@ class _Writer:
         known = len(owners) if len(views) <= 3 else len(owners) - 3 + len(views)
         if impl.use_count > known:
             owners.append(plural(impl.use_count - known, "more owner" if owners else "owner in C++"))
-        return _listed(owners)
+        return listed(owners)
 
     def autograd(self, record: TensorRecord) -> Iterator[str]:
         impl = record.impl
@@ -383,7 +384,7 @@ class _Writer:
             known += 1
         if storage.use_count > known:
             named.append(plural(storage.use_count - known, "more owner"))
-        return _listed(named)
+        return listed(named)
 
     def data(self, record: TensorRecord) -> Layer:
         data = record.data
@@ -513,12 +514,12 @@ class _Writer:
                 ("data pointer", "data.data_ptr", comparison.same_pointer),
                 ("version counter", "impl.version_counter", comparison.same_version_counter),
             ):
-                row(fact, self.value(field, _field(a, field)), self.value(field, _field(b, field)), same)
+                row(fact, self.value(field, field_of(a, field)), self.value(field, field_of(b, field)), same)
             for fact, field in (
                 ("version", "impl.version"), ("dtype", "impl.dtype"), ("shape", "impl.shape"),
                 ("stride", "impl.stride"), ("offset", "impl.storage_offset"), ("device", "impl.device"),
             ):  # fmt: skip
-                one, two = _field(a, field), _field(b, field)
+                one, two = field_of(a, field), field_of(b, field)
                 row(fact, self.value(field, one), self.value(field, two), one == two)
             one, two = self.reached(a), self.reached(b)
             row("bytes reached", one, two, one == two)
@@ -639,11 +640,6 @@ def _members(members: Sequence[SharedMember], unreached: int) -> str:
     return ", ".join(shown)
 
 
-def _field(record: TensorRecord, field: str) -> Any:
-    layer, _, name = field.partition(".")
-    return getattr(getattr(record, layer), name, None)
-
-
 def claims_memory(record: TensorRecord) -> bool:
     """Tell whether a tensor has elements that should lie in memory of its own."""
     return record.kind in WITH_MEMORY and record.extent is not None and bool(record.extent.nbytes)
@@ -696,10 +692,6 @@ def _order(record: TensorRecord) -> str:
         "strided": "with gaps or overlap",
     }[extent.memory_format]
     return f"stride {shape_text(impl.stride)}: not row-major, {order}"
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _notes(record: TensorRecord) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorplay.layers import ViewChain, ViewStep
 from tensorplay.render.parts import Phrase, Table
-from tensorplay.words import shape_text
+from tensorplay.words import plural, shape_text
 
 __all__ = ["BEGINS", "chain_notes", "chain_table", "chain_title", "step_text"]
 
@@ -41,8 +41,7 @@ def chain_title(chain: ViewChain) -> Phrase:
         return Phrase(f"view chain of {chain.name}: not known")
     if chain.begins == "itself":
         return Phrase(f"view chain of {chain.name}: it is no view")
-    count = len(chain.steps)
-    steps = "the same geometry" if not count else f"{count} step{'s' if count > 1 else ''}"
+    steps = plural(len(chain.steps), "step") if chain.steps else "the same geometry"
     return Phrase(f"view chain of {chain.name}: {steps}, {chain.source}", "strong")
 
 
@@ -63,8 +62,7 @@ def chain_table(chain: ViewChain) -> Table | None:
         tensor = f"{step.dtype}{shape_text(step.shape)}"
         rows.append((f"  {step_text(step)}", tensor, shape_text(step.stride), str(step.storage_offset), step.source))
     if chain.steps:
-        last = chain.steps[-1]
-        rows[-1] = (f"{rows[-1][0]} = {chain.name}", *rows[-1][1:4], last.source)
+        rows[-1] = (f"{rows[-1][0]} = {chain.name}", *rows[-1][1:])
     return Table(("step", "tensor", "stride", "offset", "known by"), tuple(rows), frozenset({"offset"}))
 
 

@@ -102,15 +102,6 @@ class PartialOverlap(SceneRule):
             )
 
 
-def _pinned(scene: Scene, group: StorageGroup, beyond: Beyond) -> int | None:
-    """Answer how many bytes of a storage nobody can see but through the members; None where that is not known."""
-    if beyond.unexplained or beyond.storage_held:
-        return None  # an owner in C++ may see the rest
-    records = [subject.record for subject in group.members]
-    _, _, most = scene.coverage([*records, *beyond.records], group.nbytes)
-    return group.nbytes - most
-
-
 def _cause(group: StorageGroup) -> tuple[Any, ...]:
     """Answer what storages have in common that one line of code kept: the place, and the form."""
     record = group.members[0].record
@@ -167,11 +158,9 @@ class PinnedStorage(SceneRule):
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a place and form: what one line of code kept."""
         causes: dict[tuple[Any, ...], list[_Pinned]] = {}
-        for address, beyond in scene.unseen.items():
+        for address, pinned in scene.pinned.items():
             group = scene.groups[address]
-            pinned = _pinned(scene, group, beyond)
-            if pinned is not None and scene.counts_as_waste(pinned, group.nbytes):
-                causes.setdefault(_cause(group), []).append(_Pinned(group, pinned, beyond))
+            causes.setdefault(_cause(group), []).append(_Pinned(group, pinned, scene.unseen[address]))
         for storages in causes.values():
             yield self._explain(scene, storages)
 
@@ -181,8 +170,7 @@ class PinnedStorage(SceneRule):
         pinned = sum(storage.nbytes for storage in storages)
         retained = sum(storage.group.nbytes for storage in storages)
         members = [member for storage in storages for member in storage.group.members]
-        visible, _, most = scene.coverage([member.record for member in group.members], group.nbytes)
-        seen = most if visible is None else visible
+        seen = scene.reached_by_members(group)
         several = len(members) > 1
         also = f"; {plural(len(members), 'tensor')} hold {bytes_text(retained)} in this way" if several else ""
         contiguous = subject.record.extent.contiguous
@@ -282,15 +270,13 @@ class SavesWholeStorage(SceneRule):
         """Explain one finding a place and form."""
         causes: dict[tuple[Any, ...], list[tuple[StorageGroup, Beyond]]] = {}
         for address, beyond in scene.unseen.items():
-            group = scene.groups[address]
-            pinned = _pinned(scene, group, beyond)
-            if pinned is None or not scene.counts_as_waste(pinned, group.nbytes):
+            if address not in scene.pinned:
+                group = scene.groups[address]
                 causes.setdefault(_cause(group), []).append((group, beyond))
         for storages in causes.values():
             group, beyond = storages[0]
             subject = group.members[0]
-            visible, _, most = scene.coverage([member.record for member in group.members], group.nbytes)
-            seen = most if visible is None else visible
+            seen = scene.reached_by_members(group)
             more = f", and {plural(len(storages) - 1, 'more storage')} in this way" if len(storages) > 1 else ""
             yield self.finding(
                 subject.read.name,

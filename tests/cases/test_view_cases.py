@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import tensorplay as tp
+from tests.helpers import raises
 
 
 def loud(report: tp.Report) -> list[str]:
@@ -25,14 +26,6 @@ def loud(report: tp.Report) -> list[str]:
 def the_finding(report: tp.Report, code: str) -> tp.Finding:
     (finding,) = [finding for finding in report.findings if finding.code == code]
     return finding
-
-
-def raises(write) -> bool:
-    try:
-        write()
-    except RuntimeError:
-        return True
-    return False
 
 
 def assert_unsafe(verdict, code: str | None, said: str) -> None:

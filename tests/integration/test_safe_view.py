@@ -13,21 +13,12 @@ import torch.nn.functional as F
 import tensorplay as tp
 from tensorplay import fixes, writes
 from tensorplay._native import C
+from tests.helpers import Same, raises
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # masked_fill_ and its kin warn on expanded tensors
 
 
 # -- how a tensor is made
-
-
-class Same(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
 
 
 class FirstRow(torch.autograd.Function):
@@ -256,14 +247,6 @@ def build(made: str, saved: str, value_requires_grad: bool) -> Built:
 
 
 # -- what really happens
-
-
-def raises(action: Callable[[], Any]) -> bool:
-    try:
-        action()
-    except RuntimeError:
-        return True
-    return False
 
 
 class Consequences(NamedTuple):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import tensorplay as tp
 from tests import helpers
+from tests.helpers import Same, raises
 
 
 def found(objs, code: str) -> list[tp.Finding]:
@@ -18,14 +19,6 @@ def found(objs, code: str) -> list[tp.Finding]:
 def the_finding(objs, code: str) -> tp.Finding:
     (finding,) = found(objs, code)
     return finding
-
-
-def raises(write) -> bool:
-    try:
-        write()
-    except RuntimeError:
-        return True
-    return False
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -158,15 +151,6 @@ def of_inference() -> torch.Tensor:
 
 
 def of_function() -> torch.Tensor:
-    class Same(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
     return Same.apply(node(3))
 
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tensorplay as tp
 from tensorplay._native import C
 from tests import helpers
+from tests.helpers import Same
 from tests.unit.test_kinds import KINDS, NESTED
 from tests.unit.test_observer import native_facts
 
@@ -35,16 +36,6 @@ def inner() -> torch.Tensor:
 def under(mode, make):
     with mode():
         return make()
-
-
-class Same(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
 
 
 # -- every error that PyTorch raises for an in-place write, raised for real
