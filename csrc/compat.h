@@ -33,7 +33,9 @@
 #endif
 
 #ifdef TENSORPLAY_COMPAT_GRAPH  // asked for only where the autograd graph is walked
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #endif
@@ -81,6 +83,11 @@ TENSORPLAY_EXPOSE(sparse_values, at::SparseTensorImpl, values_)
 TENSORPLAY_EXPOSE(node_mutex, torch::autograd::Node, mutex_)
 TENSORPLAY_EXPOSE(saved_data, torch::autograd::SavedVariable, data_)
 TENSORPLAY_EXPOSE(saved_version, torch::autograd::SavedVariable, saved_version_)
+TENSORPLAY_EXPOSE(saved_grad_fn, torch::autograd::SavedVariable, grad_fn_)
+TENSORPLAY_EXPOSE(saved_accumulator, torch::autograd::SavedVariable, grad_accumulator_)
+TENSORPLAY_EXPOSE(saved_forward_gradients, torch::autograd::SavedVariable, fw_grad_)
+TENSORPLAY_EXPOSE(saved_hooks, torch::autograd::SavedVariable, hooks_)
+TENSORPLAY_EXPOSE(forward_content, torch::autograd::ForwardGrad, content_)
 TENSORPLAY_EXPOSE(was_default_constructed, torch::autograd::SavedVariable, was_default_constructed_)
 TENSORPLAY_EXPOSE(context_saved, torch::autograd::AutogradContext, saved_variables_)
 #endif
@@ -233,6 +240,36 @@ inline const at::Tensor& saved_data(const torch::autograd::SavedVariable& saved)
 inline uint32_t saved_version(const torch::autograd::SavedVariable& saved) {
   return saved.*expose_saved_version(detail::saved_versionTag{});
 }
+// Nodes that a saved tensor keeps beside its data: only where a hook packed it, but for a leaf's accumulator.
+inline const c10::intrusive_ptr<torch::autograd::Node>& saved_grad_fn(
+    const torch::autograd::SavedVariable& saved) {
+  return saved.*expose_saved_grad_fn(detail::saved_grad_fnTag{});
+}
+inline const c10::intrusive_ptr<torch::autograd::Node>& saved_accumulator(
+    const torch::autograd::SavedVariable& saved) {
+  return saved.*expose_saved_accumulator(detail::saved_accumulatorTag{});
+}
+inline const std::shared_ptr<torch::autograd::ForwardGrad>& saved_forward_gradients(
+    const torch::autograd::SavedVariable& saved) {
+  return saved.*expose_saved_forward_gradients(detail::saved_forward_gradientsTag{});
+}
+inline const std::unique_ptr<torch::autograd::SavedVariableHooks>& saved_hooks(
+    const torch::autograd::SavedVariable& saved) {
+  return saved.*expose_saved_hooks(detail::saved_hooksTag{});
+}
+// Level to tangent, for forward-mode AD. The class's own lock is not taken.
+inline const std::unordered_map<uint64_t, at::Tensor>& forward_gradients(
+    const torch::autograd::ForwardGrad& gradients) {
+  return gradients.*expose_forward_content(detail::forward_contentTag{});
+}
+
+// The tensor that a DLPack structure of PyTorch's keeps alive. ATen/DLConvertor.cpp lays out the tensor and,
+// behind it, the structure that is handed out; a producer that is not PyTorch has another context.
+inline const at::Tensor* dlpack_tensor(const void* context, const void* managed) {
+  const auto* tensor = static_cast<const at::Tensor*>(context);
+  return tensor != nullptr && static_cast<const void*>(tensor + 1) == managed ? tensor : nullptr;
+}
+
 // Made without a tensor: the operator's argument was None, or was not needed.
 inline bool saved_nothing(const torch::autograd::SavedVariable& saved) {
   return saved.*expose_was_default_constructed(detail::was_default_constructedTag{});

@@ -33,6 +33,8 @@ void append_all(std::span<const torch::autograd::SavedVariable> saved, std::stri
   for (const auto& variable : saved) out.push_back({name, index++, &variable});
 }
 
+}  // namespace
+
 void read_slots(const Node& node, PythonSaved python_saved, std::vector<SavedSlot>& out) {
   append_saved(node, out);
   if (!out.empty()) return;
@@ -42,8 +44,6 @@ void read_slots(const Node& node, PythonSaved python_saved, std::vector<SavedSlo
     append_all(python_saved(node), "saved_tensors", out);
   }
 }
-
-}  // namespace
 
 SavedFacts read_saved(const torch::autograd::SavedVariable& variable) {
   SavedFacts facts;

@@ -35,6 +35,9 @@ SavedFacts read_saved(const torch::autograd::SavedVariable& variable);
 // Saved tensors of a Python autograd.Function's node; core/ does not know Python.
 using PythonSaved = std::span<const torch::autograd::SavedVariable> (*)(const torch::autograd::Node& node);
 
+// Appends the slots of a node, valid while it is held: its mutex is taken, or no backward runs.
+void read_slots(const torch::autograd::Node& node, PythonSaved python_saved, std::vector<SavedSlot>& out);
+
 class GraphVisitor {
  public:
   virtual ~GraphVisitor() = default;

@@ -1,27 +1,9 @@
 #include "groups.h"
 
-#include <sys/mman.h>
-
 #include <bit>
-#include <cstring>
-#include <new>
 
 namespace tensorplay {
 namespace {
-
-constexpr size_t kHugePage = size_t{1} << 21;
-
-// Zeroed. A large table is touched all over: in huge pages, where the system has them, it costs a few page
-// faults instead of thousands.
-uint64_t* make_slots(size_t count) {
-  const size_t nbytes = count * sizeof(uint64_t);
-  const bool large = nbytes >= kHugePage;
-  void* slots = std::aligned_alloc(large ? kHugePage : sizeof(uint64_t), nbytes);
-  if (slots == nullptr) throw std::bad_alloc();
-  if (large) madvise(slots, nbytes, MADV_HUGEPAGE);
-  std::memset(slots, 0, nbytes);
-  return static_cast<uint64_t*>(slots);
-}
 
 // Objects on the heap are 16 bytes apart at least.
 uintptr_t unit(const c10::StorageImpl* storage) {
@@ -39,7 +21,7 @@ uint64_t hash(const c10::StorageImpl* storage) {
 // Half full at most.
 StorageGrouper::StorageGrouper(size_t most, uint32_t* group_ids, const c10::StorageImpl** storages)
     : bits_(std::bit_width(2 * most + 7)),
-      slots_(make_slots(size_t{1} << bits_)),
+      slots_(make_table<uint64_t>(size_t{1} << bits_)),
       group_ids_(group_ids),
       storages_(storages) {
   TORCH_CHECK_VALUE(most < UINT32_MAX, "tensors can be grouped by storage up to 2^32 - 2 at once");

@@ -10,10 +10,10 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <span>
 #include <vector>
+
+#include "table.h"
 
 namespace tensorplay {
 
@@ -36,15 +36,11 @@ class StorageGrouper {
   // asked for so many tensors before it is used, so that many are on their way at once.
   static constexpr size_t kAhead = 32;
 
-  struct Free {
-    void operator()(uint64_t* slots) const { std::free(slots); }
-  };
-
   void learn(const c10::StorageImpl* storage);
   uint32_t number(const c10::StorageImpl* storage, uint64_t* slots, int bits);
 
   int bits_;
-  std::unique_ptr<uint64_t[], Free> slots_;
+  Table<uint64_t> slots_;
   uint32_t* group_ids_;
   const c10::StorageImpl** storages_;
   size_t added_ = 0;

@@ -232,6 +232,8 @@ void read_producer(const c10::InefficientStdFunctionContext& context, DataFacts&
   }
 }
 
+}  // namespace
+
 void read_data(const at::DataPtr& data, DataFacts& out) {
   out.pointer = data.get();
   out.context = data.get_context();
@@ -275,6 +277,8 @@ void read_data(const at::DataPtr& data, DataFacts& out) {
     }
   }
 }
+
+namespace {
 
 // A ZeroTensor's storage names an allocator that lived on the stack of the function that made it
 // (_efficientzerotensor, ATen/native/TensorFactories.cpp): without memory only the lasting ones are looked

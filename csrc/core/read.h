@@ -20,6 +20,9 @@ namespace tensorplay {
 // those cases, for tensors of more than 5 dimensions, and for shared memory.
 void read_tensor(const c10::TensorImpl& impl, TensorFacts& facts);
 
+// The pointer of a storage, whose it is, and who frees it.
+void read_data(const at::DataPtr& data, DataFacts& facts);
+
 // A tensor that another one is made of.
 struct InnerTensor {
   const char* role;  // what it is to the outer one: value, indices, values, ...
@@ -34,7 +37,7 @@ constexpr bool has_inner(Kind kind) {
 
 // The tensors inside a batched, functorch, functional, sparse or nested tensor, outermost only; empty for the
 // rest. Valid while the outer tensor is alive.
-std::vector<InnerTensor> inner_tensors(const at::TensorBase& tensor, Kind kind);
+std::vector<InnerTensor> inner_tensors(const c10::TensorImpl& impl, Kind kind);
 
 // Fills in what the components of a strided nested tensor reach together. Follows the pointer of its CPU
 // tensor of sizes; leaves facts.nested unset where that is not readable.

@@ -14,19 +14,8 @@
 #include "values.h"
 
 namespace tensorplay::python {
-namespace {
 
-using torch::autograd::Node;
-
-std::span<const torch::autograd::SavedVariable> saved_by_python(const Node& node) {
-  if (!is_python_node(typeid(node))) return {};
-  PyObject* object = static_cast<const torch::autograd::PyNode&>(node).pyobj();
-  if (object == nullptr || PyType_IsSubtype(Py_TYPE(object), &THPFunctionType) == 0) return {};
-  const auto* function = reinterpret_cast<const THPFunction*>(object);
-  return function->saved_variables;
-}
-
-PyObject* node_name(const Node& node) {
+PyObject* node_name(const torch::autograd::Node& node) {
   try {
     return text(node.name());
   } catch (const std::exception&) {  // a Python function whose class raises when asked
@@ -34,6 +23,10 @@ PyObject* node_name(const Node& node) {
     return type_name(&typeid(node));
   }
 }
+
+namespace {
+
+using torch::autograd::Node;
 
 const char* state_name(SlotState state) {
   switch (state) {

@@ -106,6 +106,18 @@ PyObject* generator_locals(PyObject*, PyObject* object) {
   });
 }
 
+PyObject* frame_object_locals(PyObject*, PyObject* object) {
+  if (!PyFrame_Check(object)) {
+    PyErr_Format(PyExc_TypeError, "expected a frame, got %.200s", Py_TYPE(object)->tp_name);
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const CollectionPause pause;
+    FrameLocals frame;
+    return read_frame_object(object, frame) ? make_frame(frame) : none();
+  });
+}
+
 // Each object is a cache line somewhere: it is asked for so many objects before it is looked at.
 constexpr Py_ssize_t kObjectsAhead = 32;
 constexpr Py_ssize_t kBlock = 512;
@@ -185,6 +197,10 @@ PyMethodDef functions[] = {
     {"generator_locals", generator_locals, METH_O,
      "generator_locals(generator, /)\n--\n\nAnswer what frame_locals() does for the frame of a generator or "
      "coroutine, or None where it has finished."},
+    {"frame_object_locals", frame_object_locals, METH_O,
+     "frame_object_locals(frame, /)\n--\n\nAnswer what frame_locals() does for a frame's object, without "
+     "making "
+     "its f_locals, which would keep its variables alive; None where it was cleared."},
     {"group_by_storage", group_by_storage, METH_O,
      "group_by_storage(tensors, /)\n--\n\nAnswer each tensor's group, numbered by first appearance, and the "
      "address of each group's storage; a tensor without one is a group by itself, at 0."},

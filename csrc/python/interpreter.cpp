@@ -174,6 +174,33 @@ void read_variables(Frame* frame, FrameLocals& out) {
   if ((code->co_flags & CO_OPTIMIZED) == 0) add_namespace(frame->f_locals, frame->f_globals, out);
 }
 
+void read_slots(Frame* frame, FrameReferences& out) {
+  PyCodeObject* code = code_of(frame);
+  for (int i = 0; i < code->co_nlocalsplus; ++i) {
+    if (PyObject* value = frame->localsplus[i]) {
+      out.slots.push_back({PyTuple_GET_ITEM(code->co_localsplusnames, i), value});
+    }
+  }
+  for (int i = code->co_nlocalsplus; i < frame->stacktop; ++i) {
+    if (PyObject* value = frame->localsplus[i]) out.slots.push_back({nullptr, value});
+  }
+  if (frame->stacktop < 0) {
+    out.unknown_stack = {frame->localsplus + code->co_nlocalsplus, static_cast<size_t>(code->co_stacksize)};
+  }
+#if PY_VERSION_HEX >= 0x030C0000
+  out.function = frame->f_funcobj;
+#else
+  out.function = reinterpret_cast<PyObject*>(frame->f_func);
+#endif
+  if ((code->co_flags & CO_OPTIMIZED) == 0 && frame->f_locals != frame->f_globals) {
+    out.variables = frame->f_locals;
+  }
+}
+
+Frame* frame_in(PyObject* object) {
+  return reinterpret_cast<PyFrameObject*>(object)->f_frame;
+}
+
 Frame* frame_of(PyObject* generator) {
   auto* found = reinterpret_cast<PyGenObject*>(generator);
   return found->gi_frame_state < FRAME_COMPLETED ? reinterpret_cast<Frame*>(found->gi_iframe) : nullptr;
@@ -213,6 +240,28 @@ void read_variables(Frame* frame, FrameLocals& out) {
   if ((code->co_flags & CO_OPTIMIZED) == 0) add_namespace(frame->f_locals, frame->f_globals, out);
 }
 
+void read_slots(Frame* frame, FrameReferences& out) {
+  PyCodeObject* code = code_of(frame);
+  PyObject** value = frame->f_localsplus;
+  const auto add = [&](PyObject* name) {
+    if (*value != nullptr) out.slots.push_back({name, *value});
+    ++value;
+  };
+  for (int i = 0; i < code->co_nlocals; ++i) add(PyTuple_GET_ITEM(code->co_varnames, i));
+  for (PyObject* names : {code->co_cellvars, code->co_freevars}) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) add(PyTuple_GET_ITEM(names, i));
+  }
+  out.unknown_stack = {frame->f_valuestack, static_cast<size_t>(code->co_stacksize)};
+  if ((code->co_flags & CO_OPTIMIZED) == 0 && frame->f_locals != frame->f_globals) {
+    out.variables = frame->f_locals;
+  }
+  out.object = reinterpret_cast<PyObject*>(frame);
+}
+
+Frame* frame_in(PyObject* object) {
+  return reinterpret_cast<PyFrameObject*>(object);
+}
+
 Frame* frame_of(PyObject* generator) {
   return reinterpret_cast<PyGenObject*>(generator)->gi_frame;
 }
@@ -247,6 +296,41 @@ bool read_generator(PyObject* generator, FrameLocals& frame) {
   if (found == nullptr) return false;
   read_frame(found, frame);
   return true;
+}
+
+bool read_frame_object(PyObject* object, FrameLocals& frame) {
+  Frame* found = frame_in(object);
+  if (found == nullptr || !is_complete(found)) return false;
+  read_frame(found, frame);
+  return true;
+}
+
+void read_references(PyThreadState* thread, std::vector<FrameReferences>& frames) {
+  for (Frame* frame = innermost(thread); frame != nullptr; frame = caller_of(frame)) {
+    if (!is_complete(frame)) continue;
+    FrameReferences& out = frames.emplace_back();
+    out.code = code_of(frame);
+    const int line = line_of(frame);
+    out.line = line > 0 ? line : 0;
+    read_slots(frame, out);
+  }
+}
+
+void read_references(PyThreadState* thread, std::vector<ThreadReference>& references) {
+  // Generators have such an item each, and show it themselves.
+  const _PyErr_StackItem& handled = thread->exc_state;
+#if PY_VERSION_HEX < 0x030B0000
+  for (PyObject* part : {handled.exc_type, handled.exc_traceback}) {
+    if (part != nullptr) references.push_back({"exception being handled", part});
+  }
+#endif
+  for (const auto& [name, value] :
+       {ThreadReference{"exception being handled", handled.exc_value},
+        ThreadReference{"thread-local variables", thread->dict}, ThreadReference{"context", thread->context},
+        ThreadReference{"trace function", thread->c_traceobj},
+        ThreadReference{"profile function", thread->c_profileobj}}) {
+    if (value != nullptr) references.push_back({name, value});
+  }
 }
 
 PyObject* code_name(PyCodeObject* code) {

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,40 @@ void read_frames(PyThreadState* thread, const CodeFilter& wanted, std::vector<Fr
 // Reads a generator, coroutine or asynchronous generator; false where it has finished. Other types:
 // undefined.
 bool read_generator(PyObject* generator, FrameLocals& frame);
+
+// Reads a frame's object; false where it has been cleared.
+bool read_frame_object(PyObject* object, FrameLocals& frame);
+
+// Whatever a frame refers to, borrowed.
+struct FrameReferences {
+  PyCodeObject* code = nullptr;
+  int line = 0;  // 0 is unknown
+  // Of a variable that closures share, the cell. Names are null for what has none: a value on the evaluation
+  // stack.
+  struct Slot {
+    PyObject* name;
+    PyObject* value;
+  };
+  std::vector<Slot> slots;
+  PyObject* function = nullptr;   // Python 3.11 and later
+  PyObject* variables = nullptr;  // the namespace of a class body or of exec(), which the frame owns
+  // Where the evaluation stack lies of a frame that runs C code just now: how far it is filled is not known,
+  // and what lies above may be gone. To compare, never to follow.
+  std::span<PyObject* const> unknown_stack;
+  // Python 3.10: the frame's object, which also may be referred to.
+  PyObject* object = nullptr;
+};
+
+// Adds what the frames executing in a thread refer to, innermost first.
+void read_references(PyThreadState* thread, std::vector<FrameReferences>& frames);
+
+// Adds what a thread itself refers to beside its frames: its thread-local variables, the exceptions it is
+// handling, its context.
+struct ThreadReference {
+  const char* name;
+  PyObject* value;
+};
+void read_references(PyThreadState* thread, std::vector<ThreadReference>& references);
 
 // The qualified name on Python 3.11 and later, before that the bare one.
 PyObject* code_name(PyCodeObject* code);

@@ -12,6 +12,7 @@
 #include "chain.h"
 #include "graph.h"
 #include "heap.h"
+#include "holders.h"
 #include "overlap.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
@@ -225,7 +226,7 @@ PyMODINIT_FUNC PyInit__C() {
   if (module == nullptr) return nullptr;
   if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
       !add_chain_functions(module) || !add_graph_functions(module) || !add_heap_functions(module) ||
-      !add_overlap_functions(module)) {
+      !add_holder_functions(module) || !add_overlap_functions(module)) {
     Py_DECREF(module);
     return nullptr;
   }

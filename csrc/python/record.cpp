@@ -462,7 +462,7 @@ bool name_producer(const DataFacts& data, PythonFacts& out) {
 
 // Null with an exception set on failure.
 PyObject* read_inner(const at::TensorBase& tensor, Kind kind) {
-  const std::vector<InnerTensor> found = inner_tensors(tensor, kind);
+  const std::vector<InnerTensor> found = inner_tensors(*tensor.unsafeGetTensorImpl(), kind);
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(found.size()));
   for (size_t i = 0; tuple != nullptr && i < found.size(); ++i) {
     PyObject* object = found[i].tensor->unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();

@@ -207,7 +207,7 @@ using Inner = std::vector<std::pair<std::string, const void*>>;
 
 Inner inner_of(const at::Tensor& tensor) {
   Inner found;
-  for (const InnerTensor& inner : inner_tensors(tensor, read(tensor).kind)) {
+  for (const InnerTensor& inner : inner_tensors(*tensor.unsafeGetTensorImpl(), read(tensor).kind)) {
     found.emplace_back(inner.role, inner.tensor->unsafeGetTensorImpl());
   }
   return found;
@@ -256,7 +256,9 @@ TEST(InnerTensors, nested_has_its_sizes) {
 TEST(InnerTensors, only_the_kinds_that_are_said_to_have_any_have_some) {
   for (const Recipe& recipe : recipes()) {
     const Specimen specimen = recipe.make();
-    EXPECT_EQ(!inner_tensors(specimen.tensor, recipe.kind).empty(), has_inner(recipe.kind)) << recipe;
+    EXPECT_EQ(!inner_tensors(*specimen.tensor.unsafeGetTensorImpl(), recipe.kind).empty(),
+              has_inner(recipe.kind))
+        << recipe;
   }
 }
 

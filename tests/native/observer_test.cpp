@@ -95,7 +95,7 @@ std::vector<Trace> traces_of(const Specimen& specimen) {
 TensorFacts ask_everything(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   TensorFacts facts = read(tensor);
-  for (const InnerTensor& inner : inner_tensors(tensor, facts.kind)) {
+  for (const InnerTensor& inner : inner_tensors(*tensor.unsafeGetTensorImpl(), facts.kind)) {
     TensorFacts of_inner;
     read_tensor(*inner.tensor->unsafeGetTensorImpl(), of_inner);
   }
@@ -129,14 +129,14 @@ TEST_P(Observer, reading_leaves_no_trace) {
 TEST_P(Observer, inner_tensors_keep_their_counts) {
   const Kind kind = read(specimen.tensor).kind;
   std::vector<Trace> before;
-  for (const InnerTensor& inner : inner_tensors(specimen.tensor, kind)) {
+  for (const InnerTensor& inner : inner_tensors(*specimen.tensor.unsafeGetTensorImpl(), kind)) {
     before.push_back(trace_of(at::Tensor(*inner.tensor)));
   }
 
   ask_everything(specimen.tensor);
 
   std::vector<Trace> after;
-  for (const InnerTensor& inner : inner_tensors(specimen.tensor, kind)) {
+  for (const InnerTensor& inner : inner_tensors(*specimen.tensor.unsafeGetTensorImpl(), kind)) {
     after.push_back(trace_of(at::Tensor(*inner.tensor)));
   }
   EXPECT_EQ(after, before);

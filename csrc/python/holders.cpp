@@ -1,0 +1,331 @@
+// The Python face of heap_graph.h: who refers to some tensors, and every storage with who keeps it.
+#include <torch/csrc/autograd/python_variable.h>
+// python_variable.h brings PyTorch's own Python.h.
+#include <torch/csrc/autograd/node.h>
+
+#include <unordered_map>
+
+#include "../core/owners.h"
+#include "../core/read.h"
+#include "call.h"
+#include "graph.h"
+#include "heap_graph.h"
+#include "holders.h"
+#include "record.h"
+#include "values.h"
+
+namespace tensorplay::python {
+namespace {
+
+const char* kind_name(VertexKind kind) {
+  switch (kind) {
+    case VertexKind::kObject:
+      return "object";
+    case VertexKind::kTensor:
+      return "impl";
+    case VertexKind::kStorage:
+      return "storage";
+    case VertexKind::kNode:
+      return "node";
+    case VertexKind::kFrame:
+      return "frame";
+    case VertexKind::kThread:
+      return "thread";
+    case VertexKind::kModules:
+      return "modules";
+    case VertexKind::kUnknown:
+      return "unknown";
+  }
+  return "unknown";
+}
+
+PyObject* borrowed(const void* object) {
+  return static_cast<PyObject*>(const_cast<void*>(object));
+}
+
+// The vertices that an answer names, each once: (kind, object, address, name, how, parent).
+class Entries {
+ public:
+  explicit Entries(const HeapGraph& graph) : graph_(graph), list_(PyList_New(0)) {}
+
+  bool failed() const { return list_ == nullptr || failed_; }
+  PyObject* list() const { return list_.get(); }
+
+  // The number of a vertex's entry, after those of the way from a root to it.
+  Py_ssize_t number(Vertex vertex) {
+    std::vector<Vertex> way;
+    Py_ssize_t parent = -1;
+    for (Vertex at = vertex; at != kNoVertex; at = graph_.parent(at)) {
+      if (const auto found = numbers_.find(at); found != numbers_.end()) {
+        parent = found->second;
+        break;
+      }
+      way.push_back(at);
+    }
+    for (; !way.empty() && !failed(); way.pop_back()) parent = add(way.back(), parent);
+    return parent;
+  }
+
+  // How one vertex refers to another: ("key", key), ("owns", what C++ calls it), ("variable", name), ("nth",
+  // n)...
+  PyObject* how(Vertex from, Label label) const {
+    if (from == kNoVertex) return none();
+    if (label.kind() == Label::Kind::kKey) return Py_BuildValue("sO", "key", label.key());
+    if (label.kind() == Label::Kind::kIsKey) return Py_BuildValue("sK", "is_key", nth(label));
+    switch (graph_.kind(from)) {
+      case VertexKind::kTensor:
+      case VertexKind::kStorage:
+      case VertexKind::kNode:
+        return Py_BuildValue("sN", "owns", text(graph_.link_text(from, label)));
+      case VertexKind::kFrame: {
+        const FrameReferences& frame = graph_.frame(from);
+        if (label.nth() >= frame.slots.size()) return Py_BuildValue("sO", "variable", Py_None);
+        PyObject* name = frame.slots[label.nth()].name;
+        return Py_BuildValue("sO", "variable", name == nullptr ? Py_None : name);
+      }
+      case VertexKind::kThread:
+        return Py_BuildValue("ss", "owns", graph_.thread_references(from)[label.nth()].name);
+      default:
+        return Py_BuildValue("sK", "nth", nth(label));
+    }
+  }
+
+  // (entry, how, entry)
+  PyObject* reference(const Reference& reference) {
+    const Py_ssize_t from = number(reference.from);
+    const Py_ssize_t to = number(reference.to);
+    return failed() ? nullptr : Py_BuildValue("nNn", from, how(reference.from, reference.label), to);
+  }
+
+  PyObject* references(const std::vector<Reference>& all) {
+    PyObject* list = PyList_New(0);
+    for (const Reference& one : all) {
+      PyObject* item = list == nullptr ? nullptr : reference(one);
+      if (item == nullptr || PyList_Append(list, item) != 0) Py_CLEAR(list);
+      Py_XDECREF(item);
+    }
+    return list;
+  }
+
+ private:
+  static unsigned long long nth(Label label) { return label.nth(); }
+
+  Py_ssize_t add(Vertex vertex, Py_ssize_t parent) {
+    PyObject* object = object_of(vertex);
+    PyObject* name = object == nullptr ? nullptr : name_of(vertex);
+    const char* kind = graph_.kind(vertex) == VertexKind::kFrame && graph_.is_own(vertex)
+                           ? "own"
+                           : kind_name(graph_.kind(vertex));
+    const Owned entry(name == nullptr
+                          ? nullptr
+                          : Py_BuildValue("sNNNNn", kind, object, address(graph_.object(vertex)), name,
+                                          how(graph_.parent(vertex), graph_.label(vertex)), parent));
+    if (name == nullptr) Py_XDECREF(object);
+    failed_ = entry == nullptr || PyList_Append(list_.get(), entry.get()) != 0;
+    const Py_ssize_t number = PyList_GET_SIZE(list_.get()) - 1;
+    numbers_.emplace(vertex, number);
+    return number;
+  }
+
+  // The Python object of a vertex, or a record of a tensor without one.
+  PyObject* object_of(Vertex vertex) const {
+    const void* at = graph_.object(vertex);
+    switch (graph_.kind(vertex)) {
+      case VertexKind::kObject:
+        return Py_NewRef(borrowed(at));
+      case VertexKind::kTensor: {
+        const auto& impl = *static_cast<const c10::TensorImpl*>(at);
+        PyObject* python = impl.pyobj_slot()->load_pyobj();
+        return python != nullptr ? Py_NewRef(python) : none();
+      }
+      default:
+        return none();
+    }
+  }
+
+  PyObject* name_of(Vertex vertex) const {
+    switch (graph_.kind(vertex)) {
+      case VertexKind::kNode:
+        return node_name(*static_cast<const torch::autograd::Node*>(graph_.object(vertex)));
+      case VertexKind::kFrame: {
+        const FrameReferences& frame = graph_.frame(vertex);
+        return Py_BuildValue("OOik", frame.code->co_filename, code_name(frame.code), frame.line,
+                             graph_.thread_of_frame(vertex));
+      }
+      case VertexKind::kThread:
+        return PyLong_FromUnsignedLong(graph_.thread(vertex));
+      case VertexKind::kTensor:
+      default:
+        return none();
+    }
+  }
+
+  const HeapGraph& graph_;
+  Owned list_;
+  std::unordered_map<Vertex, Py_ssize_t> numbers_;
+  bool failed_ = false;
+};
+
+// Takes the reference to the item; false with an exception set.
+bool append(PyObject* list, PyObject* item) {
+  const bool done = item != nullptr && PyList_Append(list, item) == 0;
+  Py_XDECREF(item);
+  return done;
+}
+
+const char* state_of(const HeapGraph& graph, Vertex vertex) {
+  if (graph.is_garbage(vertex)) return "cycle";
+  if (!graph.is_reached(vertex)) return "unseen";
+  Vertex root = vertex;
+  while (graph.parent(root) != kNoVertex) root = graph.parent(root);
+  return graph.kind(root) == VertexKind::kUnknown ? "unknown" : "reached";
+}
+
+// ((around, way), ...) as lists of references, or None.
+PyObject* cycle_of(const HeapGraph& graph, Vertex vertex, Entries& entries) {
+  if (!graph.is_garbage(vertex)) return none();
+  const HeapGraph::Cycle cycle = graph.cycle_above(vertex);
+  if (cycle.around.empty()) return none();
+  return Py_BuildValue("NN", entries.references(cycle.around), entries.references(cycle.way));
+}
+
+bool read_kind(PyObject* name, VertexKind& kind) {
+  for (const VertexKind one :
+       {VertexKind::kObject, VertexKind::kTensor, VertexKind::kStorage, VertexKind::kNode}) {
+    if (PyUnicode_CompareWithASCIIString(name, kind_name(one)) == 0) {
+      kind = one;
+      return true;
+    }
+  }
+  PyErr_Format(PyExc_ValueError, "a watched thing is an object, impl, storage or node, got %R", name);
+  return false;
+}
+
+// find_holders([(kind, address), ...], own)
+PyObject* find_holders(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 2, 2, "find_holders(watched, own)")) return nullptr;
+  if (!PyList_Check(args[0]) || !PyUnicode_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "find_holders() takes a list of (kind, address) and a str");
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const CollectionPause pause;
+    HeapGraph graph(args[1]);
+    std::vector<Vertex> watched;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
+      PyObject* name = nullptr;
+      unsigned long long at = 0;
+      VertexKind kind{};
+      if (!PyArg_ParseTuple(PyList_GET_ITEM(args[0], i), "OK", &name, &at) || !read_kind(name, kind))
+        return nullptr;
+      watched.push_back(graph.watch(kind, reinterpret_cast<const void*>(at)));
+    }
+    if (!graph.walk()) return nullptr;
+    struct Watched {
+      uint64_t count = 0;
+      Owned references;
+    };
+    std::unordered_map<Vertex, Watched> found;
+    for (const Vertex vertex : watched) {  // counted before the answer refers to them
+      const bool seen = graph.is_garbage(vertex) || graph.is_reached(vertex);
+      found[vertex].count = seen ? graph.count(vertex) : 0;
+    }
+    for (auto& [vertex, one] : found) one.references.reset(PyList_New(0));
+    Entries entries(graph);
+    for (const Reference& reference : graph.references()) {
+      PyObject* list = found.at(reference.to).references.get();
+      if (list == nullptr || !append(list, Py_BuildValue("nN", entries.number(reference.from),
+                                                         entries.how(reference.from, reference.label)))) {
+        return nullptr;
+      }
+    }
+    const Owned answers(PyList_New(0));
+    for (const Vertex vertex : watched) {
+      PyObject* cycle = answers == nullptr ? nullptr : cycle_of(graph, vertex, entries);
+      if (cycle == nullptr) return nullptr;
+      const Watched& one = found.at(vertex);
+      PyObject* answer = Py_BuildValue(
+          "KOnsN", static_cast<unsigned long long>(one.count), one.references.get(),
+          static_cast<Py_ssize_t>(graph.on_unknown_stacks(vertex)), state_of(graph, vertex), cycle);
+      if (!append(answers.get(), answer)) return nullptr;
+    }
+    if (entries.failed()) return nullptr;
+    return Py_BuildValue("OOnn", entries.list(), answers.get(), static_cast<Py_ssize_t>(graph.busy_nodes()),
+                         static_cast<Py_ssize_t>(graph.size()));
+  });
+}
+
+// Goes up from a storage past its tensor and that tensor's Python object, to who has that.
+Vertex holder_of(const HeapGraph& graph, Vertex storage, Vertex& held) {
+  held = storage;
+  Vertex above = graph.parent(held);
+  while (above != kNoVertex) {
+    const VertexKind kind = graph.kind(above);
+    const bool is_tensor = kind == VertexKind::kTensor || kind == VertexKind::kStorage;
+    const bool is_object = kind == VertexKind::kObject && graph.kind(held) != VertexKind::kObject;
+    if (!is_tensor && !is_object) break;
+    held = above;
+    above = graph.parent(held);
+  }
+  return above;
+}
+
+// find_storages(own)
+PyObject* find_storages(PyObject*, PyObject* own) {
+  if (!PyUnicode_Check(own)) {
+    PyErr_SetString(PyExc_TypeError, "find_storages() takes the beginning of file names as a str");
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const CollectionPause pause;
+    HeapGraph graph(own);
+    if (!graph.walk()) return nullptr;
+    Entries entries(graph);
+    const Owned answers(PyList_New(0));
+    if (answers == nullptr) return nullptr;
+    for (Vertex vertex = 0; vertex < graph.size(); ++vertex) {
+      if (graph.kind(vertex) != VertexKind::kStorage) continue;
+      const auto& storage = *static_cast<const c10::StorageImpl*>(graph.object(vertex));
+      const char* state = state_of(graph, vertex);
+      Vertex held = vertex;
+      const Vertex holder = holder_of(graph, vertex, held);
+      if (holder != kNoVertex && graph.is_own(holder)) continue;
+      DataFacts data;
+      read_data_of(storage, data);
+      PyObject* cycle = cycle_of(graph, vertex, entries);
+      if (cycle == nullptr) return nullptr;
+      const Py_ssize_t number = holder == kNoVertex ? -1 : entries.number(holder);
+      PyObject* answer =
+          Py_BuildValue("NNNNnNsN", address(&storage), optional_integer(nbytes_of(storage)),
+                        address(data.pointer), device_name(data.device), number,
+                        holder == kNoVertex ? none() : entries.how(holder, graph.label(held)), state, cycle);
+      if (!append(answers.get(), answer)) return nullptr;
+    }
+    if (entries.failed()) return nullptr;
+    return Py_BuildValue("OO", entries.list(), answers.get());
+  });
+}
+
+PyMethodDef functions[] = {
+    {"find_holders", fast_call(find_holders), METH_FASTCALL,
+     "find_holders(watched, own, /)\n--\n\nAnswer who refers to some objects, impls, storages or nodes, "
+     "given as "
+     "(kind, address): entries (kind, object, address, name, how, parent) of what is on the ways from the "
+     "roots; "
+     "of each watched one (count, [(entry, how), ...], entries of unknown stacks, state, cycle); the number "
+     "of "
+     "busy nodes, and of vertices."},
+    {"find_storages", find_storages, METH_O,
+     "find_storages(own, /)\n--\n\nAnswer entries as find_holders() does, and every storage: (address, "
+     "nbytes, "
+     "pointer, device, entry of its holder, how, state, cycle)."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+bool add_holder_functions(PyObject* module) {
+  return PyModule_AddFunctions(module, functions) == 0;
+}
+
+}  // namespace tensorplay::python

@@ -1,0 +1,200 @@
+"""The graph of the heap: every count of references is the number of references that were found."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from tensorplay._native import C
+from tests.situations import SITUATIONS
+
+NOBODY = "no file begins so"
+
+
+def watched_by(tensors: list[torch.Tensor]) -> list[tuple[str, int]]:
+    """What is asked about some tensors."""
+    found: list[tuple[str, int]] = []
+    for x in tensors:
+        record = C.read(x, 0)
+        found += [("object", id(x)), ("impl", record.impl.address)]
+        if record.storage is not None:
+            found.append(("storage", record.storage.address))
+    return found
+
+
+def made_since(before: set[int]) -> list[tuple[str, int]]:
+    """Ask about the tensors that came up. No reference to them is left."""
+    return watched_by([x for x in C.live_tensors() if id(x) not in before])
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_every_reference_is_accounted_for(name):
+    gc.collect()
+    before = {id(x) for x in C.live_tensors()}
+    kept = SITUATIONS[name]()
+    watched = made_since(before)
+    if name not in ("by_storage_alone", "over_array"):  # there the object is gone, or is made by the call
+        assert watched
+
+    _, answers, busy, _ = C.find_holders(watched, NOBODY)
+
+    assert busy == 0
+    for what, (count, references, _, state, cycle) in zip(watched, answers, strict=True):
+        assert count == len(references) > 0, (what, references)
+        assert state == "reached"
+        assert cycle is None
+    del kept
+
+
+def entry_path(entries: list[Any], number: int) -> list[Any]:
+    path = []
+    while number >= 0:
+        path.append(entries[number])
+        number = entries[number][5]
+    return path[::-1]
+
+
+def holders_of(x: torch.Tensor) -> tuple[list[Any], Any]:
+    entries, (answer,), _, _ = C.find_holders([("object", id(x))], NOBODY)
+    return entries, answer
+
+
+def test_a_path_begins_at_a_root_and_names_each_step():
+    x = torch.ones(3)
+    box = {"a": [0, x]}
+
+    entries, (_, references, _, _, _) = holders_of(x)
+
+    in_list = next(link for link in references if link[1] == ("nth", 1))
+    steps = entry_path(entries, in_list[0])
+    assert steps[0][0] == "frame"
+    assert steps[0][3][1].endswith("test_a_path_begins_at_a_root_and_names_each_step")
+    assert [step[4] for step in steps[1:]] == [("variable", "box"), ("key", "a")]
+    assert steps[2][1] is box["a"]
+
+
+def test_what_c_owns_is_unknown():
+    future = torch.futures.Future()
+    future.set_result(torch.ones(3))
+    x = future.value()
+    watched = watched_by([x])
+    del x
+
+    _, answers, _, _ = C.find_holders(watched, NOBODY)
+
+    count, references, _, state, _ = answers[0]
+    assert (count, references, state) == (1, [], "unknown")
+
+
+def test_garbage_shows_its_cycle():
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.ones(3)
+        box: list[Any] = []
+        box.append({"again": box, "x": [x]})
+        watched = watched_by([x])
+        del box, x
+        entries, answers, _, _ = C.find_holders(watched, NOBODY)
+    finally:
+        gc.enable()
+    count, references, _, state, (around, way) = answers[0]
+    assert state == "cycle"
+    assert count == len(references) == 1
+    assert [how for _, how, _ in around] in ([("nth", 0), ("key", "again")], [("key", "again"), ("nth", 0)])
+    assert way[-1][1] == ("nth", 0)
+    assert type(entries[way[-1][2]][1]) is torch.Tensor
+
+
+def test_garbage_through_c_shows_its_cycle():
+    from tests.situations import OnContext
+
+    gc.collect()
+    gc.disable()
+    try:
+        y = OnContext.apply(torch.ones(3, requires_grad=True))
+        watched = watched_by([y])
+        del y
+        _, answers, _, _ = C.find_holders(watched, NOBODY)
+    finally:
+        gc.enable()
+    for count, references, _, state, cycle in answers:
+        assert state == "cycle"
+        assert count == len(references)
+        assert cycle is not None
+    assert ("owns", "grad_fn") in [how for _, how, _ in answers[0][4][0]]
+
+
+def test_own_frames_are_told_apart():
+    x = torch.ones(3)
+
+    entries, (answer,), _, _ = C.find_holders([("object", id(x))], __file__)
+
+    assert [entries[number][0] for number, _ in answer[1]] == ["own"]
+
+
+def test_frames_of_all_threads_are_roots():
+    ready, done = threading.Event(), threading.Event()
+    found: list[int] = []
+
+    def run() -> None:
+        x = torch.ones(3)
+        found.append(id(x))
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    entries, (answer,), _, _ = C.find_holders([("object", found[0])], NOBODY)
+    done.set()
+    thread.join()
+    (number, how), *others = answer[1]
+    assert how == ("variable", "x")
+    assert entries[number][3][3] == thread.ident
+    assert not others
+
+
+def test_storages_have_their_holder():
+    box = [torch.ones(7)]
+    address = C.read(box[0], 0).storage.address
+
+    entries, storages = C.find_storages(NOBODY)
+
+    (_, nbytes, _, device, holder, how, state, cycle) = next(one for one in storages if one[0] == address)
+    assert (nbytes, device, how, state, cycle) == (28, "cpu", ("nth", 0), "reached", None)
+    assert entries[holder][1] is box
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (([("thing", 1)], ""), ValueError),
+        (([("object",)], ""), TypeError),
+        ((1, ""), TypeError),
+        (([], 1), TypeError),
+    ],
+)
+def test_bad_arguments_raise(arguments, error):
+    with pytest.raises(error):
+        C.find_holders(*arguments)
+
+
+def test_a_walk_changes_no_count():
+    x = torch.ones(3, requires_grad=True)
+    y = (x * x).sum()
+    kept = [x, y, y.grad_fn]
+
+    def counts() -> list[Any]:
+        records = [C.read(each, 0) for each in (x, y)]
+        return [(r.python.refcount, r.impl.use_count, r.storage.use_count, r.impl.version) for r in records]
+
+    before = counts()
+    C.find_holders(watched_by([x]), NOBODY)
+    C.find_storages(NOBODY)
+    assert counts() == before
+    del kept
