@@ -112,11 +112,10 @@ def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeV
     Raises:
         TypeError: x is no tensor.
 
-    Cost: a scan of the process's objects for live tensors, some 15 ms beside torch alone; half a millisecond for the
-        memory map; a walk of the graphs behind the tensors, about a microsecond a node. Runs no operator, no hook, and
-        unpacks nothing. Not seen: what hooks of saved tensors keep (PyTorch does
-        not check versions there, so that nothing raises and backward may use the new values), and graphs that only a
-        node, and no tensor, holds.
+    Cost: a scan of the process's objects for live tensors and nodes, some 15 ms beside torch alone; half a millisecond
+        for the memory map; a walk of the graphs behind them, about a microsecond a node. Runs no operator, no hook, and
+        unpacks nothing. Not seen: what hooks of saved tensors keep (PyTorch does not check versions there, so that
+        nothing raises and backward may use the new values), and graphs that C++ alone holds.
 
     Source: torch/csrc/autograd/VariableTypeUtils.h ``check_inplace``; torch/csrc/autograd/variable.cpp
         ``handle_view_on_rebase``; torch/csrc/autograd/saved_variable.h; ATen/MemoryOverlap.h, torch 2.13 and 2.14.
@@ -306,7 +305,7 @@ def _savers(record: TensorRecord, around: Surroundings) -> tuple[list[Hazard], l
     """Find the live nodes that saved the tensor, or one that shares its version counter."""
     if record.impl.version_counter is None:
         return [], []
-    saved, _, busy = C.saved_tensors(around.live.tensors, around.x)
+    saved, _, busy = C.saved_tensors(around.live.roots, around.x)
     held = [
         {
             "node": node,

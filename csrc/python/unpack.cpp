@@ -1,3 +1,5 @@
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 // Python.h must come before unpack.h's, and python_variable.h brings PyTorch's own.
 #include "unpack.h"
@@ -5,9 +7,11 @@
 namespace tensorplay::python {
 namespace {
 
-// Both modules come with `import torch`. The references are kept for good.
+// Their modules come with `import torch`. The references are kept for good.
 PyTypeObject* uninitialized_class = nullptr;
 PyTypeObject* fake_class = nullptr;
+PyTypeObject* checkpoint_class = nullptr;
+PyTypeObject* saved_class = nullptr;
 
 PyTypeObject* import_class(const char* module_name, const char* class_name) {
   PyObject* module = PyImport_ImportModule(module_name);
@@ -33,6 +37,35 @@ const at::Tensor* unpack_tensor(PyObject* object) {
   return inside.defined() ? &inside : nullptr;
 }
 
+bool is_node_class(PyTypeObject* type) {
+  if (PyType_IsSubtype(type, &THPFunctionType) != 0) return true;
+  if (type->tp_basicsize != sizeof(torch::autograd::THPCppFunction)) return false;
+  PyObject head{};  // PyTorch keeps the list of its classes to itself, and answers for objects, by their type
+  Py_SET_TYPE(&head, type);
+  return torch::autograd::THPCppFunction_Check(&head);
+}
+
+const torch::autograd::Node* unpack_node(PyObject* object) {
+  if (PyType_IsSubtype(Py_TYPE(object), &THPFunctionType) != 0) {
+    return reinterpret_cast<const THPFunction*>(object)->cdata.get();
+  }
+  return reinterpret_cast<const torch::autograd::THPCppFunction*>(object)->cdata.get();
+}
+
+bool is_checkpoint_class(PyTypeObject* type) {
+  return type == checkpoint_class;
+}
+
+const torch::autograd::SavedVariable* unpack_saved(PyObject* object) {
+  if (Py_TYPE(object) != saved_class) return nullptr;
+  // pybind11/detail/common.h `instance`: a class without bound bases has the pointer to its value here.
+  struct Instance {
+    PyObject ob_base;
+    const torch::autograd::SavedVariable* value;
+  };
+  return reinterpret_cast<const Instance*>(object)->value;
+}
+
 bool is_uninitialized(PyObject* object) {
   return PyType_IsSubtype(Py_TYPE(object), uninitialized_class) != 0;
 }
@@ -43,9 +76,13 @@ bool is_fake(PyObject* object) {
 
 bool init_unpack() {
   uninitialized_class = import_class("torch.nn.parameter", "UninitializedTensorMixin");
-  fake_class =
-      uninitialized_class == nullptr ? nullptr : import_class("torch._subclasses.fake_tensor", "FakeTensor");
-  return fake_class != nullptr;
+  if (uninitialized_class == nullptr) return false;
+  fake_class = import_class("torch._subclasses.fake_tensor", "FakeTensor");
+  if (fake_class == nullptr) return false;
+  checkpoint_class = import_class("torch.utils.checkpoint", "_CheckpointFrame");
+  if (checkpoint_class == nullptr) return false;
+  saved_class = import_class("torch._C._autograd", "SavedTensor");
+  return saved_class != nullptr;
 }
 
 }  // namespace tensorplay::python
