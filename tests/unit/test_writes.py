@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -200,6 +202,82 @@ def test_a_saver_is_named_once_it_is_alive_and_no_longer():
     y = x * x
     del y
     assert tp.is_safe_view(x)
+
+
+# -- memory of an object that may not be written
+
+
+def not_writeable(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def in_lent(make, lend):
+    """Answer a tensor over lent memory, and the bytes of that."""
+    lender = make()
+    return lend(lender), lambda: bytes(memoryview(lender))
+
+
+def new_bytes() -> bytes:
+    return bytes(bytearray(range(16)))
+
+
+CONSTANT = {
+    "bytes": (new_bytes, lambda b: torch.frombuffer(b, dtype=torch.uint8), "bytes"),
+    "bytes, by NumPy": (new_bytes, lambda b: torch.from_numpy(np.frombuffer(b, "u1")), "bytes"),
+    "memoryview of bytes": (new_bytes, lambda b: torch.frombuffer(memoryview(b), dtype=torch.uint8), "bytes"),
+    "array": (lambda: not_writeable(np.arange(16.0)), torch.from_numpy, "ndarray"),
+    "view of the tensor": (lambda: not_writeable(np.arange(16.0)), lambda a: torch.from_numpy(a)[1:], "ndarray"),
+    "view of the array": (lambda: not_writeable(np.arange(16.0)), lambda a: torch.from_numpy(a[1:]), "ndarray"),
+    "DLPack": (lambda: not_writeable(np.arange(16.0)), torch.from_dlpack, None),
+}
+LENT = {
+    "bytearray": (lambda: bytearray(range(16)), lambda b: torch.frombuffer(b, dtype=torch.uint8)),
+    "array": (lambda: np.arange(16.0), torch.from_numpy),
+    "DLPack": (lambda: np.arange(16.0), torch.from_dlpack),
+    # Nobody's constant: who has the array may write.
+    "read-only view of an array": (lambda: np.arange(16.0), lambda a: torch.from_numpy(not_writeable(a[:]))),
+    "tensor's own array": (lambda: torch.arange(16.0).numpy(), lambda a: torch.from_numpy(not_writeable(a[:]))),
+    "nothing of bytes": (new_bytes, lambda b: torch.frombuffer(b, dtype=torch.uint8)[:0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given .* is not writable")
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_write_to_a_constant_is_unsafe(name):
+    make, lend, producer = CONSTANT[name]
+    x, memory = in_lent(make, lend)
+    before = memory()
+
+    verdict, fixes = tp.is_safe_view(x), tp.recommend_fix(x, write="x.add_(1)")
+
+    assert [(hazard.kind, hazard.raises) for hazard in verdict.hazards] == [("read_only", False)]
+    assert verdict.evidence["producer_type"] == producer
+    assert {fix.safety for fix in fixes} == {"copies"}
+    for fix in fixes:
+        exec(fix.code, {"x": x})
+    assert memory() == before
+    x.add_(1)
+    assert memory() != before
+
+
+@pytest.mark.filterwarnings("ignore:The given .* is not writable")
+@pytest.mark.parametrize("name", LENT)
+def test_a_write_to_lent_memory_that_is_writeable_is_safe(name):
+    x, _ = in_lent(*LENT[name])
+
+    assert tp.is_safe_view(x)
+
+
+def test_read_only_pages_are_one_hazard(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="r"))
+
+    (hazard,) = tp.is_safe_view(x).hazards
+
+    assert (hazard.kind, hazard.reason[:5]) == ("read_only", "TP105")
 
 
 # -- asking changes nothing
