@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import warnings
@@ -125,6 +126,126 @@ def test_a_write_inside_torch_is_told_by_the_call_of_the_user():
     error = error_of(lambda: torch.nn.functional.relu(weight, inplace=True))
 
     assert "input" not in "".join(fix.code for fix in tp.recommend_fix(error))
+
+
+OVERLAPPING = {
+    "x[1:].add_(x[:-1])": "x[1:].add_(x[:-1].clone())",
+    "x[1:].add_(x[:-1], alpha=number)": "x[1:].add_(x[:-1].clone(), alpha=number)",
+    "x[1:].lerp_(x[:-1], number)": "x[1:].lerp_(x[:-1].clone(), number)",
+    "x[1:] += x[:-1]": "x[1:] += x[:-1].clone()",
+    "torch.add(x[:-1], number, out=x[1:])": "x[1:].copy_(torch.add(x[:-1], number))",
+    "torch.mul(x[1:], x[:-1] * 2, out=x[:-1])": "x[:-1].copy_(torch.mul(x[1:], x[:-1] * 2))",
+    "torch.add(x, number, out=wide)": "wide = torch.add(x, number)",
+    "wide += x": "wide = wide + x",
+    "wide[:] = number": "wide = wide.clone()\nwide[:] = number",
+    "wide[1:].add_(x[1:])": "wide = wide.clone()\nwide[1:].add_(x[1:])",
+}
+
+
+@pytest.mark.parametrize("write", OVERLAPPING)
+def test_overlap_has_a_fix_that_runs(write, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(f"{write}\n")
+    x, wide, number = torch.arange(4.0), torch.ones(1).expand(4), 2
+    names = {"torch": torch, "x": x, "wide": wide, "number": number}
+    error = error_of(lambda: exec(compile(program.read_text(), program, "exec"), names))
+
+    fix = tp.recommend_fix(error)[0]
+
+    assert (fix.code, fix.safety) == (OVERLAPPING[write], "copies")
+    names = {"torch": torch, "x": x.clone(), "wide": wide.clone(), "number": number}
+    expected = {"torch": torch, "x": x.clone(), "wide": wide.clone(), "number": number}
+    exec(fix.code, names)
+    for name in ("x[1:]", "x[:-1]"):
+        expected["read"] = eval(name, expected).clone()
+        written = write.replace(f"({name}", "(read").replace(f"= {name}", "= read")
+        if written != write:
+            break
+    exec(written.replace("out=read", f"out={name}"), expected)
+    assert torch.equal(names["x"], expected["x"])
+    assert torch.equal(names["wide"], expected["wide"])
+
+
+def test_a_backward_s_error_leads_to_the_tensor_and_its_write():
+    hidden = inner()
+    y = (hidden * 3).relu()
+    loss = (y * hidden).sum()
+    y.mul_(2)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; y, saved by ReluBackward0 (result), written by y.mul_(2)")
+    assert [fix.code for fix in fixes] == [
+        "y = y.mul(2)",
+        "y = y.clone()\ny.mul_(2)",
+        "# after .backward():\ny.mul_(2)",
+    ]
+
+
+def test_a_backward_s_error_about_a_view_leads_to_the_write_of_its_base():
+    base = inner()
+    row = base[1]
+    y = row.sin()
+    base[0] = 1
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; base, saved by SinBackward0 (self), written by base[0] = 1")
+
+
+def test_a_backward_s_error_of_a_graph_that_is_gone_leads_to_what_looks_like_it():
+    y = inner()
+    other = inner()
+    error = RuntimeError(str(error_of(lambda: [y.sin().sum(), y.mul_(2)][0].backward())))
+    gc.collect()  # what raised in tests keeps graphs alive
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; y, which has the shape and the version that the error names")
+    assert fixes[0].code == "y = y.mul(2)"
+    assert other._version == 0
+
+
+def test_a_backward_s_error_that_two_tensors_fit_names_none():
+    a, b = inner(), inner()
+    losses = [(x * x).sum() for x in (a, b)]
+    for x in (a, b):
+        x.mul_(2)
+    error = error_of(losses[0].backward)
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; x stands for the tensor that was written")
+
+
+def test_a_backward_s_error_without_a_name_tells_the_saver():
+    gc.collect()  # what raised in other tests keeps graphs alive
+    kept = [inner()]
+    loss = (kept[0] * kept[0]).sum()
+    kept[0].mul_(2)
+    error = error_of(loss.backward)
+
+    fixes = tp.recommend_fix(error)
+
+    assert "; a float32[4, 4] tensor, saved by MulBackward0 (other); x stands for" in fixes.subject
+
+
+def test_a_write_of_another_variable_is_not_taken_for_the_cause():
+    x, other = inner(), inner()
+    y = x * x
+    other.mul_(3)
+    with torch.no_grad():
+        x[0].mul_(2)
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; x, saved by MulBackward0 (other), written by x[0].mul_(2)")
 
 
 @pytest.mark.parametrize(
