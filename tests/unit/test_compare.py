@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import msgspec
 import numpy as np
@@ -378,3 +379,48 @@ def test_stored_reports_are_compared_as_well():
     report = tp.compare(before, tp.Report.from_json(tp.inspect(x, quiet=True).to_json()))
 
     assert ("impl.shape", [4], [2]) in changed(report)
+
+
+def test_view_chains_are_compared_as_well():
+    x = torch.zeros(4, 4)
+    before = tp.show_view_chain(x[1], quiet=True)
+
+    report = tp.compare(before, tp.show_view_chain(x[2], quiet=True))
+
+    assert ("chains.steps", ["select(dim=0, index=1)"], ["select(dim=0, index=2)"]) in changed(report)
+    same = tp.compare(before, before)
+    assert changed(same) == []
+    assert "the two reports say the same" in str(same)
+
+
+def test_shared_storages_are_compared_as_well():
+    x = torch.zeros(8)
+    array = np.zeros(4)
+    objs = {"x": x, "view": x[4:], "array": array, "over": torch.from_numpy(array)}
+    before = tp.list_shared_storages(objs)
+    objs["view"] = x[6:]
+    del objs["over"]
+
+    report = tp.compare(before, tp.list_shared_storages(objs))
+
+    changes = changed(report)
+    assert (
+        "shared_storages.members",
+        ["x, bytes 0 to 32", "view, bytes 16 to 32"],
+        ["x, bytes 0 to 32", "view, bytes 24 to 32"],
+    ) in changes
+    assert ("shared_ranges", "there", None) in changes
+    assert "shared_storages.members" in str(report)
+    assert changed(tp.compare(before, before)) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x: tp.show_view_chain(x[1], quiet=True), lambda x: tp.list_shared_storages([x, x[1]])]
+)
+def test_special_reports_read_back_as_what_they_are(make):
+    report = make(torch.zeros(4, 4))
+
+    for again in (type(report).from_json(report.to_json()), pickle.loads(pickle.dumps(report))):
+        assert type(again) is type(report)
+        assert again.document == report.document
+        assert str(again) == str(report)

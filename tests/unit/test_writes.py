@@ -295,6 +295,16 @@ def test_verdict_and_fixes_are_json():
     del k, loss
 
 
+@pytest.mark.parametrize("ask", [tp.is_safe_view, tp.recommend_fix, tp.verify_data_ptr_consistency])
+def test_what_holds_a_report_is_not_taken_for_one(ask):
+    answer = ask(inner())
+
+    with pytest.raises(ValueError, match=r"^not a TensorPlay report: .* whose report is the value of 'report'$"):
+        tp.Report.from_json(answer.to_json())
+    again = tp.Report.from_json(json.dumps(answer.to_dict()["report"]))
+    assert again.document == answer.report.document
+
+
 def test_findings_of_the_hazards_are_warnings():
     x = leaf()[0]
 
