@@ -110,14 +110,14 @@ def run_scan(results: Results, tensors: int, others: int, rounds: int) -> None:
     title = f"{tensors} tensors and {others} containers"
     known: dict[str, object] = {"C": C, "gc": gc, "Tensor": torch.Tensor}
     statements = {
-        "live_tensors()": "C.live_tensors()",
+        "live_graph()": "C.live_graph()[0]",
         "gc.get_objects()": "gc.get_objects()",
         "isinstance in a loop": "[x for x in gc.get_objects() if isinstance(x, Tensor)]",
     }
     if memlab := peer("pytorch_memlab", "pytorch_memlab"):
         known["reporter"] = memlab.MemReporter()
         statements["pytorch_memlab"] = "reporter.device_mapping.clear()\nreporter.collect_tensor()"
-    assert {id(x) for x in held[:tensors]} <= {id(x) for x in C.live_tensors()}
+    assert {id(x) for x in held[:tensors]} <= {id(x) for x in C.live_graph()[0]}
     cases = [Case(f"{title}: {name}", statement, known) for name, statement in statements.items()]
     # What is frozen, gc.get_objects() would not list.
     results.add_cases(cases, measure(cases, rounds=rounds, sample_ms=1.0, collector=True))

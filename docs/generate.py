@@ -38,7 +38,7 @@ SIGNATURES = {
     "is_tensor": "(object: object, /) -> TypeGuard[torch.Tensor]",
     "impl_data_address": "(tensor: object, /) -> int | None",
     "saved_tensors": (
-        "(roots: Sequence[torch.Tensor], sharing_counter_with: torch.Tensor | None = None, "
+        "(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, "
         "storages: Sequence[int] | None = None, /) -> "
         "tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]"
     ),
@@ -48,7 +48,8 @@ SIGNATURES = {
     "overlap_of": "(a: _Region, b: _Region, /) -> tuple[str, int | None]",
     "coverage_of": "(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]",
     "exclusive_of": "(regions: Sequence[_Region], index: int, nbytes: int, /) -> int | None",
-    "live_tensors": "() -> list[torch.Tensor]",
+    "live_graph": "() -> tuple[list[torch.Tensor], list[Any], list[Any]]",
+    "mapped_files": ("(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, int, str, str, bool]]]"),
     "frame_locals": "(thread: int | None = None, skip: str | None = None, /) -> list[FrameLocals]",
     "generator_locals": "(generator: object, /) -> FrameLocals | None",
     "frame_object_locals": "(frame: types.FrameType, /) -> FrameLocals | None",

@@ -468,8 +468,11 @@ def is_tensor(object: object, /) -> TypeGuard[torch.Tensor]:
 def learn_storage_slice(tensor: object, /) -> None:
     """Learn the deleter of sliced storages from a tensor over one."""
 
-def live_tensors() -> list[torch.Tensor]:
-    """Answer every tensor that has a Python object now, by type alone, those hidden by gc.freeze() too."""
+def live_graph() -> tuple[list[torch.Tensor], list[Any], list[Any]]:
+    """Answer every tensor that has a Python object now, by type alone, those hidden by gc.freeze() too; every such node of autograd; and every frame of an activation checkpoint."""
+
+def mapped_files(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, int, str, str, bool]]]:
+    """Answer, for each half-open range of addresses, the mappings of files that hold a byte of it: (begin, end, offset in the file, the file's device and inode, path, shared)."""
 
 def overlap_of(a: _Region, b: _Region, /) -> tuple[str, int | None]:
     """Answer how the bytes of two regions relate (disjoint, identical, first_in_second, second_in_first, partial, overlapping or too_hard) and how many they share, or None."""
@@ -483,8 +486,8 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
 
-def saved_tensors(roots: Sequence[torch.Tensor], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
-    """Answer what the graphs behind some tensors saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held."""
+def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
+    """Answer what the graphs behind some tensors and nodes saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:
     """Answer (node, output, arguments, shape) of each node from a view's base to the view, or nothing."""

@@ -43,6 +43,8 @@ class Owner(NamedTuple):
     """Those with a block of their own, the nearest first."""
     sole: bool = False
     """Whether nobody but the borrower, and each hand on the way for the next, refers to any of them."""
+    constant: str | None = None
+    """Class of the one that the memory is of in the end, where it may not be written."""
 
     def lost(self, span: tuple[int, int]) -> Lender | None:
         """Answer the first lender whose block does not hold these addresses."""
@@ -142,7 +144,8 @@ def _owner(obj: Any) -> Owner | None:
     """Follow memory from hand to hand: to the base of an array, the producer of a tensor, what a memoryview shows."""
     ids: list[int] = []
     lenders: list[Lender] = []
-    sole = True
+    sole, constant = True, False
+    name = ""
     while obj is not None and len(ids) < _MOST_HANDS:
         # The hand before it is one more, and the only one where nobody else has it.
         sole = sole and sys.getrefcount(obj) <= 1 + (2 if ids else _REFS_OF_ARGUMENT)
@@ -150,6 +153,7 @@ def _owner(obj: Any) -> Owner | None:
         ids.append(id(obj))
         if is_array_class(type(obj)):
             base = _ask(obj, "base")
+            constant = not _ask(obj, "flags").writeable
             if base is None:  # its own block, whatever strides say
                 begin = _address(obj)
                 lenders.append(Lender(name, begin, begin + _ask(obj, "nbytes")))
@@ -160,19 +164,20 @@ def _owner(obj: Any) -> Owner | None:
                 break
             begin = record.data.pointer
             lenders.append(Lender(name, begin, begin + record.storage.nbytes, record))
-            obj = C.producer(obj)
+            obj, constant = C.producer(obj), False
         elif type(obj) is memoryview:
             try:
-                obj = obj.obj
+                obj, constant = obj.obj, obj.readonly
             except ValueError:  # released: it no longer says whose memory it showed
                 break
         elif _is_buffer(type(obj)):
             found = C.buffer_of(obj)
+            constant = derives(type(obj), bytes)
             lenders.append(Lender(name, *((None, None) if found is None else (found[0], sum(found)))))
             break
         else:
             break
-    return Owner(tuple(ids), tuple(lenders), sole) if ids else None
+    return Owner(tuple(ids), tuple(lenders), sole, name if constant else None) if ids else None
 
 
 def _is_buffer(cls: type) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
@@ -12,7 +12,16 @@ import msgspec
 
 from tensorplay.layers import WITH_MEMORY, Change, Comparison, TensorRecord
 
-__all__ = ["changed_fields", "changes_between", "compared", "region", "same_order"]
+__all__ = [
+    "FilePlace",
+    "changed_fields",
+    "changes_between",
+    "compared",
+    "file_places",
+    "may_be_mapped",
+    "region",
+    "same_order",
+]
 
 _LAYERS = ("python", "impl", "storage", "data", "extent")
 
@@ -77,6 +86,45 @@ def region(record: Any, origin: int = 0) -> tuple[Any, ...] | None:
     return impl.shape, impl.stride, impl.storage_offset, impl.itemsize, start
 
 
+class FilePlace(NamedTuple):
+    """Where in a file some memory lies that is mapped from it."""
+
+    file: str
+    """Device and inode."""
+    path: str
+    begin: int
+    """Offset in the file."""
+    private: bool
+    """Whether a write makes its page this mapping's own."""
+
+
+def may_be_mapped(record: Any) -> bool:
+    """Tell whether a record's memory may be that of a file: PyTorch's own allocator maps none."""
+    data = record.data
+    return data is not None and data.pointer != 0 and data.origin != "cpu_allocator" and data.device.startswith("cpu")
+
+
+def file_places(spans: Sequence[tuple[int, int]]) -> list[FilePlace | None]:
+    """Answer where in a file each half-open range of addresses lies; None where one file does not hold all of it.
+
+    Reads the process's memory map. A block that processes share is a file as well.
+    """
+    return [_file_place(span, parts) for span, parts in zip(spans, C.mapped_files(spans), strict=True)]
+
+
+def _file_place(span: tuple[int, int], parts: Sequence[tuple[int, int, int, str, str, bool]]) -> FilePlace | None:
+    reached, private = span[0], False
+    for begin, end, offset, file, _, shared in parts:
+        first_begin, _, first_offset, first_file, *_ = parts[0]
+        if begin > reached or file != first_file or offset - begin != first_offset - first_begin:
+            return None
+        reached, private = end, private or not shared
+    if not parts or reached < span[1]:
+        return None
+    begin, _, offset, file, path, _ = parts[0]
+    return FilePlace(file, path, span[0] - begin + offset, private)
+
+
 def same_order(a: Any, b: Any) -> bool | None:
     """Tell whether two records of one shape have the same strides wherever a dimension has more than one index."""
     if a.impl.stride is None or b.impl.stride is None or a.impl.shape != b.impl.shape:
@@ -94,11 +142,11 @@ def compared(a: TensorRecord, b: TensorRecord) -> Comparison:
     same_pointer = None if None in pointers else pointers[0] == pointers[1]
     counters = [record.impl.version_counter for record in (a, b)]
     same_counter = None if None in counters else counters[0] == counters[1]
-    relation, shared = _overlap(a, b, bool(same_storage))
+    relation, shared, mapped = _overlap(a, b, bool(same_storage))
     return Comparison(
         a=a.name,
         b=b.name,
-        verdict=_verdict(a, b, same_object, same_impl, same_storage, same_counter, relation, shared),
+        verdict=_verdict(a, b, same_object, same_impl, same_storage, same_counter, relation, shared, mapped),
         same_object=same_object,
         same_impl=same_impl,
         same_storage=same_storage,
@@ -111,19 +159,49 @@ def compared(a: TensorRecord, b: TensorRecord) -> Comparison:
     )
 
 
-def _overlap(a: TensorRecord, b: TensorRecord, same_storage: bool) -> tuple[str | None, int | None]:
+class _Overlap(NamedTuple):
+    relation: str | None
+    shared_nbytes: int | None
+    mapped: Literal["", "shared", "private"] = ""
+    """How one file is mapped twice, where that makes bytes at different addresses the same."""
+
+
+def _overlap(a: TensorRecord, b: TensorRecord, same_storage: bool) -> _Overlap:
     if a.data is None or b.data is None:
-        return None, None
+        return _Overlap(None, None)
     if not same_storage and (0 in (a.data.pointer, b.data.pointer) or a.data.device != b.data.device):
         # Storages without memory, or of two devices: they have no byte in common.
         both = a.kind in WITH_MEMORY and b.kind in WITH_MEMORY
-        return ("disjoint", 0) if both else (None, None)
+        return _Overlap("disjoint", 0) if both else _Overlap(None, None)
     origin = 0 if same_storage else min(a.data.pointer, b.data.pointer)
     one, two = region(a, origin), region(b, origin)
     if one is None or two is None:
-        return None, None
-    relation, shared = C.overlap_of(one, two)
-    return relation, shared
+        return _Overlap(None, None)
+    found = _Overlap(*C.overlap_of(one, two))
+    if found.relation != "disjoint" or same_storage or not (may_be_mapped(a) and may_be_mapped(b)):
+        return found
+    return _overlap_in_file(a, b) or found
+
+
+def _overlap_in_file(a: TensorRecord, b: TensorRecord) -> _Overlap | None:
+    """Answer what two tensors share of a file that is mapped twice."""
+    spans = []
+    for record in (a, b):
+        assert record.data is not None and record.extent is not None
+        pointer, extent = record.data.pointer, record.extent
+        spans.append((pointer + (extent.first_byte or 0), pointer + (extent.needed_nbytes or 0)))
+    if any(begin == end for begin, end in spans):
+        return None
+    one, two = file_places(spans)
+    if one is None or two is None or one.file != two.file:
+        return None
+    # Bytes count from where the file would begin.
+    of_a, of_b = region(a, spans[0][0] - one.begin), region(b, spans[1][0] - two.begin)
+    assert of_a is not None and of_b is not None
+    relation, shared = C.overlap_of(of_a, of_b)
+    if relation == "disjoint":
+        return None
+    return _Overlap(relation, shared, "private" if one.private or two.private else "shared")
 
 
 def _verdict(
@@ -135,6 +213,7 @@ def _verdict(
     same_counter: bool | None,
     relation: str | None,
     shared: int | None,
+    mapped: str,
 ) -> str:
     if same_object:
         return "one tensor: the same Python object"
@@ -155,7 +234,11 @@ def _verdict(
     if relation not in (None, "disjoint"):
         lazy = all(r.storage is not None and r.storage.copy_on_write for r in (a, b))
         over = "two storages over one buffer until one is written" if lazy else "two storages over one buffer"
-        return f"{over}, {_common(relation, shared, '')}, {counter[same_counter]}"
+        common = _common(relation, shared, "")
+        if mapped:
+            over = "two storages over one file"
+            common += " where no private page was written" if mapped == "private" else ""
+        return f"{over}, {common}, {counter[same_counter]}"
     if relation is None:
         pair = "two tensors" if a.kind == b.kind else "tensors of two kinds"
         without = next((r for r in (a, b) if r.storage is None or r.kind not in WITH_MEMORY), None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType, MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -19,7 +21,7 @@ from tensorplay.callers import Caller
 from tensorplay.classes import class_name
 from tensorplay.inspection import explained, outside_compiled_code, read_one
 from tensorplay.layers import Finding, TensorRecord
-from tensorplay.live import caller_names
+from tensorplay.live import Live, caller_names
 from tensorplay.reports import Report
 from tensorplay.rules.sharing import PinnedStorage
 from tensorplay.views import view_code
@@ -133,10 +135,10 @@ def recommend_fix(
     """
     _check_write(write)
     frame = sys._getframe(1)
-    caller, scope = Caller.at(frame), frame.f_globals
+    caller, scope, code = Caller.at(frame), frame.f_globals, frame.f_code
     del frame
     if issubclass(type(x), BaseException):  # isinstance() would run code of the tensor's class
-        return _fixes_of_error(x, write, caller_names(scope))
+        return _fixes_of_error(x, write, caller_names(scope), code)
     read = read_one(x, "recommend_fix", calls=2)
     report, findings = explained([read], caller, (*RULES, _PINNED))
     record = report.records[0]
@@ -183,7 +185,7 @@ class _Target(NamedTuple):
     """What a copy of it is bound to: the expression where it can be assigned to, else a new variable."""
 
 
-def _target_of(name: str, variables: dict[str, Any], record: TensorRecord | None) -> _Target:
+def _target_of(name: str, variables: Mapping[str, Any], record: TensorRecord | None) -> _Target:
     is_parameter = record is not None and record.python is not None and record.python.type.endswith("Parameter")
     return _Target(name, name if _is_assignable(name, variables, is_parameter) else "copied")
 
@@ -191,7 +193,7 @@ def _target_of(name: str, variables: dict[str, Any], record: TensorRecord | None
 _CONTAINERS = frozenset({dict, list})
 
 
-def _is_assignable(name: str, variables: dict[str, Any], is_parameter: bool) -> bool:
+def _is_assignable(name: str, variables: Mapping[str, Any], is_parameter: bool) -> bool:
     """Tell whether assigning to an expression rebinds it: ``x[0] = ...`` of a tensor would write to the tensor."""
     try:
         expression = ast.parse(name, mode="eval").body
@@ -216,7 +218,7 @@ def _is_path(expression: ast.expr) -> bool:
     return isinstance(expression, ast.Name)
 
 
-def _value_of(expression: ast.expr, variables: dict[str, Any]) -> Any:
+def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
     """Answer what an expression names, without running code of any class; None where that is not plain to see."""
     if isinstance(expression, ast.Name):
         return variables.get(expression.id)
@@ -254,6 +256,8 @@ class _Situation(NamedTuple):
     """Whether a gradient is to flow to what is written."""
     unseen: Safety = "changes gradient"
     """What a write that autograd does not see is."""
+    variables: Mapping[str, Any] = MappingProxyType({})
+    """What the names in the write are."""
 
 
 _LEAVES = frozenset({"leaf", "leaf_view"})
@@ -274,7 +278,7 @@ _KEEPS = "what shares its memory keeps its values"
 
 def _in_place(
     x: torch.Tensor, record: TensorRecord, around: Surroundings, kinds: frozenset[str], target: _Target,
-    variables: dict[str, Any],
+    variables: Mapping[str, Any],
 ) -> _InPlace | None:  # fmt: skip
     """Answer how the write can stay in place; None where it cannot."""
     grad_mode, impl = torch.is_grad_enabled(), record.impl
@@ -327,7 +331,7 @@ def _fixes(situation: _Situation) -> Iterator[Fix]:
             note=_NO_GRADIENT if situation.value_recorded else "",
         )
     if kinds == {"partial_overlap"}:
-        yield from _copy_values(write)
+        yield from _copy_values(situation.write or "", situation.variables)
         return
     if kinds == {"stale_view"}:
         yield Fix(
@@ -411,19 +415,44 @@ def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
     )
 
 
-def _copy_values(write: str) -> Iterator[Fix]:
+def _copy_values(write: str, variables: Mapping[str, Any]) -> Iterator[Fix]:
     """Copy what is read where it overlaps what is written."""
-    call = _parsed_call(write)
-    if call is None or not call.args or not all(_is_path(argument) for argument in call.args):
-        return
-    call.args = [ast.parse(f"{ast.unparse(argument)}.clone()", mode="eval").body for argument in call.args]
+    statement, call = _parsed(write), _parsed_call(write)
+    if call is not None and (out := _taken_out(call)) is not None:
+        title, code = "compute it, then write", f"{ast.unparse(out)}.copy_({ast.unparse(call)})"
+    else:
+        title = "copy the values before they are written over"
+        if call is not None:
+            call.args = [_cloned(argument, variables) for argument in call.args]
+        elif isinstance(statement, ast.AugAssign):
+            statement.value = _cloned(statement.value, variables)
+        code = "" if statement is None else ast.unparse(call or statement)
+        if ".clone()" not in code:
+            title, code = "copy the values before they are written over", "x[1:].mul_(x[:-1].clone())"
     yield Fix(
-        title="copy the values before they are written over",
-        code=ast.unparse(call),
+        title=title,
+        code=code,
         cost_nbytes=None,
         safety="copies",
         note="what is read and what is written share some bytes",
     )
+
+
+def _cloned(argument: ast.expr, variables: Mapping[str, Any]) -> ast.expr:
+    """Let a copy be read in place of what a path names, unless that is seen to be no tensor."""
+    value = _value_of(argument, variables)
+    if not _is_path(argument) or (value is not None and not C.is_tensor(value)):
+        return argument
+    return ast.parse(f"{ast.unparse(argument)}.clone()", mode="eval").body
+
+
+def _taken_out(call: ast.Call) -> ast.expr | None:
+    """Take the argument ``out=`` from a call, where it has one."""
+    found = next((keyword for keyword in call.keywords if keyword.arg == "out"), None)
+    if found is None:
+        return None
+    call.keywords.remove(found)
+    return found.value
 
 
 def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding]) -> Iterator[Fix]:
@@ -504,6 +533,9 @@ def _out_of_place(write: str, target: _Target) -> str | None:
     if isinstance(statement, ast.AugAssign) and _is_same(statement.target, target.name):
         value = ast.BinOp(ast.parse(target.name, mode="eval").body, statement.op, statement.value)
         return f"{target.assigned} = {ast.unparse(value)}"
+    whole = _parsed_call(write)
+    if whole is not None and (out := _taken_out(whole)) is not None and _is_same(out, target.name):
+        return f"{target.assigned} = {ast.unparse(whole)}"
     call = _call_on(write, target.name)
     if call is None or call.op in _ONLY_IN_PLACE:
         return None
@@ -551,9 +583,13 @@ _MESSAGES: tuple[tuple[str, str], ...] = (
     ("has been modified by an inplace operation", "saved"),
 )
 _TORCH = f"{Path(torch.__file__).parent}/"
+# What a saved tensor says that was written (torch/csrc/autograd/saved_variable.cpp, torch 2.13 and 2.14).
+_SAVED = re.compile(
+    r"\[[^\[\]]* \[(?P<shape>[\d, ]*)\]\].* is at version (?P<version>\d+); expected version (?P<expected>\d+)"
+)
 
 
-def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str, Any]) -> Fixes:
+def _fixes_of_error(error: BaseException, write: str | None, variables: Mapping[str, Any], code: CodeType) -> Fixes:
     """Recognise what PyTorch raised for an in-place write, and find the statement that wrote."""
     message = BaseException.__str__(error)
     head = message.partition("\n")[0]
@@ -562,14 +598,20 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str
     if kind is None:
         text = f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here"
         return Fixes(text, (), report)
-    found = None if kind in ("saved", "stale_view") else _failing_write(error, variables)
+    found, saver = None, None
+    if kind == "saved":
+        found, saver = _saved_and_written(error, variables, code)
+    elif kind != "stale_view":
+        found = _failing_write(error, variables)
     value = None if found is None else _named_value(found[0], variables)
     if value is not None and not C.is_tensor(value):  # a module, a number
         found = None
     name, statement = found or ("x", None)
     if write is not None:
         name = _written(write, variables) or name
-    elif found is None:
+    if saver is not None:
+        head += f"; {saver}"
+    if found is None and write is None:
         head += "; x stands for the tensor that was written"
     in_place = None
     if kind in _LEAVES or kind == "saved":
@@ -577,11 +619,71 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: dict[str
     target = _target_of(name, variables, None)
     if kind in _LEAVES and "." in name and _named_value(name, variables) is None:
         target = _Target(name, "copied")  # perhaps a module's parameter, which cannot be rebound
-    situation = _Situation(target, write or statement, frozenset({kind}), None, in_place)
+    situation = _Situation(target, write or statement, frozenset({kind}), None, in_place, variables=variables)
     return Fixes(head, _fixes(situation), report)
 
 
-def _named_value(name: str, variables: dict[str, Any]) -> Any:
+def _saved_and_written(
+    error: BaseException, variables: Mapping[str, Any], code: CodeType
+) -> tuple[tuple[str, str | None] | None, str | None]:
+    """Look for the tensor that a node saved and that was written: its name, the write, and what is known of them.
+
+    The graph that raised is asked, while something holds it; else the caller's variables, by shape and version.
+    """
+    said = _SAVED.search(BaseException.__str__(error))
+    if said is None:
+        return None, None
+    shape = tuple(int(size) for size in said["shape"].split(",") if size.strip())
+    version, expected = int(said["version"]), int(said["expected"])
+    slots = [
+        (f"{node} ({argument if index is None else f'{argument}[{index}]'})", kept)
+        for node, _, argument, index, state, saved, kept, _ in C.saved_tensors(Live().roots)[0]
+        if state == "held" and kept is not None and saved == expected
+        if (kept.impl.version, kept.impl.shape) == (version, shape)
+    ]
+    savers = {kept.impl.version_counter: (slot, kept) for slot, kept in reversed(slots)}
+    impls = {name: C.read(value).impl for name, value in variables.items() if C.is_tensor(value)}
+    if savers:
+        named = {name: impl for name, impl in impls.items() if impl.version_counter in savers}
+    else:
+        named = {name: impl for name, impl in impls.items() if (impl.version, impl.shape) == (version, shape)}
+    counters = {impl.version_counter for impl in named.values()} or set(savers)
+    if len(counters) != 1:
+        return None, None  # none, or it could be any of several tensors
+    slot, kept = savers.get(counters.pop(), ("", None))
+    known = f"saved by {slot}" if savers else "which has the shape and the version that the error names"
+    if not named:
+        return None, f"a {describe(kept)} tensor, {known}"
+    # A view of it may have been saved, or written; the one of the same shape is what the error is about.
+    writes = _writes_to(error, named, variables, code)
+    found = writes[0] if len(writes) == 1 else (min(named, key=lambda name: named[name].shape != shape), None)
+    return found, f"{found[0]}, {known}" + (f", written by {found[1]}" if found[1] else "")
+
+
+def _writes_to(
+    error: BaseException, names: Iterable[str], variables: Mapping[str, Any], code: CodeType
+) -> list[tuple[str, str | None]]:
+    """Answer the writes to some variables in the function that the caller runs, where the error went through it."""
+    traceback = error.__traceback__
+    tree = _tree(linecache.getlines(code.co_filename))
+    if traceback is None or traceback.tb_frame.f_code is not code or tree is None:
+        return []
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if node.lineno <= traceback.tb_lineno <= (node.end_lineno or node.lineno)
+    ]
+    written = dict.fromkeys(
+        (_written(text, variables), text)
+        for node in ast.walk(functions[-1] if functions else tree)
+        if isinstance(node, (ast.AugAssign, ast.Assign, ast.Expr))
+        for text in [ast.unparse(node)]
+    )
+    return [(name, text) for name, text in written if name is not None and name in names]
+
+
+def _named_value(name: str, variables: Mapping[str, Any]) -> Any:
     """Answer what an expression names, or None."""
     try:
         return _value_of(ast.parse(name, mode="eval").body, variables)
@@ -589,7 +691,7 @@ def _named_value(name: str, variables: dict[str, Any]) -> Any:
         return None
 
 
-def _failing_write(error: BaseException, variables: dict[str, Any]) -> tuple[str, str] | None:
+def _failing_write(error: BaseException, variables: Mapping[str, Any]) -> tuple[str, str] | None:
     """Answer target and text of the write on the innermost line of the traceback that has one."""
     found = None
     traceback = error.__traceback__
@@ -601,12 +703,16 @@ def _failing_write(error: BaseException, variables: dict[str, Any]) -> tuple[str
     return found
 
 
-def _write_at(lines: Sequence[str], line: int, variables: dict[str, Any]) -> tuple[str, str] | None:
+def _tree(lines: Sequence[str]) -> ast.Module | None:
     try:
-        tree = ast.parse("".join(lines))
+        return ast.parse("".join(lines))
     except (SyntaxError, ValueError, RecursionError):
         return None
-    for node in ast.walk(tree):  # outer statements come before inner expressions
+
+
+def _write_at(lines: Sequence[str], line: int, variables: Mapping[str, Any]) -> tuple[str, str] | None:
+    tree = _tree(lines)
+    for node in ast.walk(tree) if tree is not None else ():  # outer statements come before inner expressions
         if not isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)):
             continue
         if not node.lineno <= line <= (node.end_lineno or node.lineno):
@@ -618,7 +724,7 @@ def _write_at(lines: Sequence[str], line: int, variables: dict[str, Any]) -> tup
     return None
 
 
-def _written(write: str, variables: dict[str, Any]) -> str | None:
+def _written(write: str, variables: Mapping[str, Any]) -> str | None:
     """Answer the tensor that a statement writes to: x of ``x[0].mul_(2)``, ``x += 1``, ``x[0] = 1``."""
     statement = _parsed(write)
     target: ast.expr
@@ -627,10 +733,13 @@ def _written(write: str, variables: dict[str, Any]) -> str | None:
     elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
         target = statement.targets[0].value
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        if not isinstance(function, ast.Attribute) or not _is_in_place(function.attr):
+        function, out = statement.value.func, _taken_out(statement.value)
+        if out is not None:
+            target = out
+        elif isinstance(function, ast.Attribute) and _is_in_place(function.attr):
+            target = function.value
+        else:
             return None
-        target = function.value
         if isinstance(target, ast.Name) and target.id == "torch" and statement.value.args:
             target = statement.value.args[0]
     else:

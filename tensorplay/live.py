@@ -1,4 +1,4 @@
-"""Every tensor of the process that a Python object stands for, found by one native scan, by its storage."""
+"""Every tensor and node of the process that a Python object stands for, found by one native scan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorplay._native import C
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+from torch._C._autograd import SavedTensor
 
 __all__ = ["Live", "LiveTensor", "caller_names", "scope_names"]
 
@@ -31,15 +34,26 @@ class LiveTensor(NamedTuple):
 
 
 class Live:
-    """The tensors alive at one moment, looked for on first use.
+    """The tensors and nodes alive at one moment, looked for on first use.
 
     Holds a reference to each: made for one call, and dropped with it.
     """
 
     @functools.cached_property
+    def _graph(self) -> tuple[list[Any], list[Any], list[Any]]:
+        return C.live_graph()
+
+    @property
     def tensors(self) -> list[Any]:
         """The tensors."""
-        return C.live_tensors()
+        return self._graph[0]
+
+    @property
+    def roots(self) -> list[Any]:
+        """What keeps tensors for backward: tensors, nodes of autograd, what checkpoints will compute from again."""
+        tensors, nodes, frames = self._graph
+        saved = (arg for frame in frames for arg in (C.instance_dict(frame) or {}).get("saved_args", ()))
+        return [*tensors, *nodes, *(arg for arg in saved if type(arg) is SavedTensor)]
 
     @functools.cached_property
     def _grouped(self) -> tuple[memoryview, memoryview]:

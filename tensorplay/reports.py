@@ -159,16 +159,16 @@ class Report:
         return report
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Report:
-        """Read a report back from its JSON.
+    def from_json(cls: type[_AnyReport], text: str | bytes) -> _AnyReport:
+        """Read a report back from its JSON; call it on the class of a special report to get one of those.
 
         Raises:
-            ValueError: the text is no report, or one of a newer schema.
+            ValueError: the text is no report, or one of a newer schema; a verdict or fixes, which hold a report.
         """
         try:
             version = msgspec.json.decode(text, type=_Version).schema_version
         except msgspec.MsgspecError as error:
-            raise ValueError(f"not a TensorPlay report: {error}") from error
+            raise ValueError(f"not a TensorPlay report: {_what_else(text) or error}") from error
         if version > SCHEMA_VERSION:
             raise ValueError(
                 f"this report has schema_version {version}, this TensorPlay reads up to {SCHEMA_VERSION}: "
@@ -309,7 +309,7 @@ class Report:
         return {"text/plain": str(self), "text/html": self._repr_html_()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report.from_document, (self.document,)
+        return type(self).from_document, (self.document,)
 
     def __repr__(self) -> str:
         return f"<tensorplay.Report: {plural(len(self.records), 'tensor')}, {plural(len(self.findings), 'finding')}>"
@@ -362,6 +362,19 @@ def _without_surrogates(value: Any) -> Any:
 
 class _Version(msgspec.Struct):
     schema_version: int
+
+
+class _Answer(msgspec.Struct):
+    report: _Version
+
+
+def _what_else(text: str | bytes) -> str | None:
+    """Say what a text is that holds a report and is none."""
+    try:
+        msgspec.json.decode(text, type=_Answer)
+    except msgspec.MsgspecError:
+        return None
+    return "a verdict or fixes, whose report is the value of 'report'"
 
 
 def _provenance(moment: float, pid: int) -> Provenance:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tensorplay._native import C
 from tensorplay.arrays import read_array
 from tensorplay.callers import Caller
-from tensorplay.differences import region
+from tensorplay.differences import FilePlace, file_places, may_be_mapped, region
 from tensorplay.inspection import CALL_REFS, MAX_TENSORS, outside_compiled_code
 from tensorplay.layers import (
     WITH_MEMORY,
@@ -65,7 +65,8 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     """List the storages that several tensors lie in, with their bytes, dead bytes, members and exact overlap.
 
     Storages are told apart by their StorageImpl, never by a pointer: two empty tensors share nothing. A second list
-    has memory that several storages or arrays lie over, as NumPy, DLPack and shared memory make it.
+    has memory that several storages or arrays lie over, as NumPy, DLPack, shared memory and files that are mapped twice
+    make it.
 
     Args:
         objs: one object, a list of them, or a dict of name to object; everything of the process where it is None: all
@@ -79,7 +80,8 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
         ValueError: max_tensors is below 1.
 
     Cost: a scan of the process's objects, and about a microsecond a tensor; up to tens of milliseconds for a storage
-        whose tensors interleave in many dimensions. Runs no operator, reads no element.
+        whose tensors interleave in many dimensions; half a millisecond for the memory map, where memory is not
+        PyTorch's own. Runs no operator, reads no element.
 
     Source: c10/core/StorageImpl.h ``size_bytes_``, reference counts; c10/core/TensorImpl.h; torch/csrc/autograd/
         saved_variable.h, torch 2.13 and 2.14.
@@ -122,7 +124,7 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
         for address, group in groups.items()
         if (shared := _shared(address, group, _owners(group, around.get(address, ())))) is not None
     )
-    ranges = tuple(_ranges(groups, arrays))
+    ranges = tuple(_ranges(groups, arrays, closed))
     shown = {member.impl for shared in storages for member in shared.members}
     shown |= {member.impl for shared in ranges for member in shared.members}
     listed = [member for member in members if not everything or member.record.impl.address in shown]
@@ -297,7 +299,9 @@ class _Block(NamedTuple):
     arrays: list[ArrayRecord]
 
 
-def _ranges(groups: dict[int, list[_Member]], arrays: Sequence[ArrayRecord]) -> Iterator[SharedRange]:
+def _ranges(
+    groups: dict[int, list[_Member]], arrays: Sequence[ArrayRecord], unread: list[Unread]
+) -> Iterator[SharedRange]:
     blocks = [
         _Block(first.data.pointer, first.data.pointer + first.storage.nbytes, group, address, [])
         for address, group in groups.items()
@@ -312,30 +316,62 @@ def _ranges(groups: dict[int, list[_Member]], arrays: Sequence[ArrayRecord]) -> 
             together.append(block)
             end = max(end, block.end)
             continue
-        if len(together) > 1 and (found := _range(together, None)) is not None:
-            yield found
+        if len(together) > 1:
+            yield from _range(together, [block.begin for block in together], None)
         together = [] if block is None else [block]
         end = 0 if block is None else block.end
-    mapped: dict[str, list[_Block]] = {}
-    for block in blocks:
-        shared = block.members[0].record.storage.shared_memory if block.members else None
-        if shared is not None and shared.handle:
-            mapped.setdefault(shared.handle, []).append(block)
-    for handle, several in mapped.items():
-        if len({block.begin for block in several}) > 1 and (found := _range(several, handle)) is not None:
-            yield found
+    blocks = [block for block in blocks if not block.members or may_be_mapped(block.members[0].record)]
+    if len(blocks) < 2:
+        return
+    try:
+        places = file_places([(block.begin, block.end) for block in blocks])
+    except RuntimeError as error:
+        unread.append(Unread(name="/proc/self/maps", reason=str(error)))
+    else:
+        yield from _of_files(blocks, places)
 
 
-def _range(blocks: Sequence[_Block], handle: str | None) -> SharedRange | None:
-    begin = min(block.begin for block in blocks)
-    nbytes = max(block.end - (begin if handle is None else block.begin) for block in blocks)
+def _of_files(blocks: Sequence[_Block], places: Sequence[FilePlace | None]) -> Iterator[SharedRange]:
+    """Find memory at different addresses that one part of one file is mapped to."""
+    files: dict[str, list[tuple[FilePlace, _Block]]] = {}
+    for place, block in zip(places, blocks, strict=True):
+        if place is not None:
+            files.setdefault(place.file, []).append((place, block))
+    for several in files.values():
+        several.sort(key=lambda found: found[0].begin)
+        together: list[tuple[FilePlace, _Block]] = []
+        end = 0
+        for place, block in several:
+            if together and place.begin >= end:
+                yield from _of_mappings(together)
+                together = []
+            together.append((place, block))
+            end = max(end, place.begin + block.end - block.begin)
+        yield from _of_mappings(together)
+
+
+def _of_mappings(together: Sequence[tuple[FilePlace, _Block]]) -> Iterator[SharedRange]:
+    if len({block.begin - place.begin for place, block in together}) < 2:
+        return  # one mapping, whose addresses tell
+    place, block = together[0]
+    shared = block.members[0].record.storage.shared_memory if block.members else None
+    handle = place.path if shared is None or not shared.handle else shared.handle
+    if any(place.private for place, _ in together):
+        handle += " (where no private page was written)"
+    yield from _range([block for _, block in together], [place.begin for place, _ in together], handle)
+
+
+def _range(blocks: Sequence[_Block], at: Sequence[int], handle: str | None) -> Iterator[SharedRange]:
+    """Describe blocks that lie at these addresses, or these bytes of a file."""
+    begin = min(at)
+    nbytes = max(place + block.end - block.begin for place, block in zip(at, blocks, strict=True)) - begin
     regions, members = [], []
-    for block in blocks:
-        origin = begin if handle is None else block.begin
+    for place, block in zip(at, blocks, strict=True):
+        origin = block.begin - (place - begin)
         for member in block.members:
             found = region(member.record, origin)
             if found is not None:
-                regions.append((*found[:4], block.begin - origin))
+                regions.append(found)
                 members.append(_member(member, origin))
         for array in block.arrays:
             regions.append(_array_region(array, origin))
@@ -353,8 +389,8 @@ def _range(blocks: Sequence[_Block], handle: str | None) -> SharedRange | None:
                 )
             )
     if len(members) < 2:
-        return None
-    return SharedRange(
+        return
+    yield SharedRange(
         storages=tuple(block.storage for block in blocks if block.storage is not None),
         begin=0 if handle is not None else begin,
         nbytes=nbytes,

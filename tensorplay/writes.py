@@ -12,6 +12,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import msgspec
 import torch
 
+from tensorplay.arrays import producer_of
 from tensorplay.callers import Caller
 from tensorplay.inspection import explained, outside_compiled_code, read_one
 from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord
@@ -97,7 +98,8 @@ def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeV
     Unsafe is a write that raises, that makes a backward raise which would have run, that gives wrong numbers, or that
     ends the process: on a leaf that requires grad or a view of one; on a view that autograd did not see being made, or
     that is one of several; on an inference tensor outside inference mode; where several indices reach one element;
-    where a live node saved the tensor for backward; in memory that is mapped read-only or gone.
+    where a live node saved the tensor for backward; in memory that is mapped read-only, gone, or of an object that may
+    not be written: ``bytes``, an array that is not writeable.
 
     With grad mode off a write on a view that autograd cannot follow goes through, and so does one on its base: it is
     safe. That the next use of the view with grad mode on raises is said in ``.reasons`` and ``.later``.
@@ -112,11 +114,10 @@ def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeV
     Raises:
         TypeError: x is no tensor.
 
-    Cost: a scan of the process's objects for live tensors, some 15 ms beside torch alone; half a millisecond for the
-        memory map; a walk of the graphs behind the tensors, about a microsecond a node. Runs no operator, no hook, and
-        unpacks nothing. Not seen: what hooks of saved tensors keep (PyTorch does
-        not check versions there, so that nothing raises and backward may use the new values), and graphs that only a
-        node, and no tensor, holds.
+    Cost: a scan of the process's objects for live tensors and nodes, some 15 ms beside torch alone; half a millisecond
+        for the memory map; a walk of the graphs behind them, about a microsecond a node. Runs no operator, no hook, and
+        unpacks nothing. Not seen: what hooks of saved tensors keep (PyTorch does not check versions there, so that
+        nothing raises and backward may use the new values), and graphs that C++ alone holds.
 
     Source: torch/csrc/autograd/VariableTypeUtils.h ``check_inplace``; torch/csrc/autograd/variable.cpp
         ``handle_view_on_rebase``; torch/csrc/autograd/saved_variable.h; ATen/MemoryOverlap.h, torch 2.13 and 2.14.
@@ -135,6 +136,9 @@ class Surroundings:
         self.recorded = torch.is_grad_enabled() and (record.impl.requires_grad or value_requires_grad)
         """Whether autograd would record the write."""
         self.live = Live()
+        producer = producer_of(x)
+        self.constant = None if producer is None else producer.constant
+        """Class of the object whose memory it is and that may not be written."""
         self.other_views: Sequence[LiveTensor] = self._other_views(record)
         """Views whose next use raises once their shared version moves."""
 
@@ -158,7 +162,7 @@ def judge(report: Report, findings: Iterable[Finding], around: Surroundings) -> 
     """Put together what a write would run into. The findings are all there are, also those a report does not show."""
     record = report.records[0]
     hazards = [*_of_autograd(record, around.recorded), *_of_other_views(around.other_views)]
-    hazards += _of_memory(record, findings)
+    hazards += _of_memory(record, findings, around.constant)
     savers, notes = _savers(record, around)
     hazards += savers
     if not around.recorded and record.impl.grad_fn_stale and record.impl.creation_meta in _MADE:
@@ -275,7 +279,7 @@ def _of_other_views(views: Sequence[LiveTensor]) -> Iterator[Hazard]:
     yield Hazard("other_view", reason, {"other_views": found}, False, later=True)
 
 
-def _of_memory(record: TensorRecord, findings: Iterable[Finding]) -> Iterator[Hazard]:
+def _of_memory(record: TensorRecord, findings: Iterable[Finding], constant: str | None) -> Iterator[Hazard]:
     for finding in findings:
         if finding.code == "TP204":
             evidence = finding.evidence
@@ -297,6 +301,11 @@ def _of_memory(record: TensorRecord, findings: Iterable[Finding]) -> Iterator[Ha
         elif finding.code in _UNSAFE:
             kind: Any = "read_only" if finding.code == "TP105" else "memory"
             yield Hazard(kind, f"{finding.code} {finding.headline}: {finding.why}", finding.evidence, None)
+    read_only = record.data is not None and record.data.read_only  # DLPack's producer says so
+    if (constant or read_only) and record.extent is not None and record.extent.nbytes:
+        lender = f"a {constant} object that is not writeable" if constant else "another library, which forbids writing"
+        reason = f"memory of {lender}: PyTorch does not ask, and the write changes what others take for constant"
+        yield Hazard("read_only", reason, {"producer_type": constant, "producer_writeable": False}, False)
     storage = record.storage
     if storage is not None and storage.throws_on_write and record.kind in WITH_MEMORY:
         yield Hazard("no_memory", "its storage refuses to be written", {"throws_on_write": True}, True)
@@ -306,7 +315,7 @@ def _savers(record: TensorRecord, around: Surroundings) -> tuple[list[Hazard], l
     """Find the live nodes that saved the tensor, or one that shares its version counter."""
     if record.impl.version_counter is None:
         return [], []
-    saved, _, busy = C.saved_tensors(around.live.tensors, around.x)
+    saved, _, busy = C.saved_tensors(around.live.roots, around.x)
     held = [
         {
             "node": node,

@@ -59,9 +59,12 @@ std::vector<Mapping> parse_maps(std::string_view text) {
     Mapping mapping;
     if (!take_number(line, '-', mapping.begin) || !take_number(line, ' ', mapping.end)) continue;
     mapping.permissions = take_word(line);
-    for (int skipped = 0; skipped < 3; ++skipped) take_word(line);  // offset, device, inode
-    mapping.path = line;                                            // what is left: a path may hold blanks
-    if (mapping.permissions.size() == 4) maps.push_back(std::move(mapping));
+    if (mapping.permissions.size() != 4 || !take_number(line, ' ', mapping.offset)) continue;
+    const std::string_view device = take_word(line);
+    const std::string_view inode = take_word(line);
+    if (inode != "0") mapping.file.append(device).append(" ").append(inode);
+    mapping.path = line;  // what is left: a path may hold blanks
+    maps.push_back(std::move(mapping));
   }
   return maps;
 }

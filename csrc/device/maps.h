@@ -15,6 +15,8 @@ struct Mapping {
   uintptr_t end = 0;
   std::string permissions;  // as the kernel writes them: rw-p, r--s
   std::string path;         // a file's path, with " (deleted)" after it where that is so; [heap]; or empty
+  uintptr_t offset = 0;     // where in the file `begin` lies
+  std::string file;         // device and inode, "08:01 42"; empty where no file is behind it
 };
 
 // Sorted by address, as the kernel writes them. Lines of another form are passed over.

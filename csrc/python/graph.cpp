@@ -62,31 +62,37 @@ class SavedList : public GraphVisitor {
     ++nodes_;
     busy_ += busy ? 1 : 0;
     for (const SavedSlot& slot : slots) {
-      if (failed_) return;
-      const SavedFacts saved = read_saved(*slot.variable);
-      if (saved.state == SlotState::kNothing || !is_wanted(saved)) continue;
-      PyObject* record = saved.state == SlotState::kHeld ? record_of(*saved.tensor) : none();
-      PyObject* version = saved.state == SlotState::kReleased
-                              ? none()
-                              : integer(static_cast<int64_t>(saved.expected_version));
-      PyObject* entry =
-          record == nullptr || version == nullptr
-              ? nullptr
-              : Py_BuildValue("(NNNNsNNn)", node_name(node), address(&node), text(slot.argument),
-                              slot.index < 0 ? none() : integer(slot.index), state_name(saved.state), version,
-                              record, static_cast<Py_ssize_t>(root));
-      failed_ = entry == nullptr || PyList_Append(list_, entry) != 0;
-      Py_XDECREF(entry);
+      if (!failed_ && is_wanted(*slot.variable)) add(node_name(node), &node, slot, root);
     }
   }
 
+  // What no node holds.
+  void visit(const SavedSlot& slot, const char* holder, size_t root) {
+    if (!failed_ && is_wanted(*slot.variable)) add(text(holder), slot.variable, slot, root);
+  }
+
  private:
-  bool is_wanted(const SavedFacts& saved) const {
-    if (counter_ == nullptr && storages_ == nullptr) return true;
+  bool is_wanted(const torch::autograd::SavedVariable& variable) const {
+    const SavedFacts saved = read_saved(variable);
+    if (counter_ == nullptr && storages_ == nullptr) return saved.state != SlotState::kNothing;
     if (saved.state != SlotState::kHeld) return false;
     const c10::TensorImpl& impl = *saved.tensor->unsafeGetTensorImpl();
     if (counter_ != nullptr) return version_counter_of(impl) == counter_;
     return storages_->contains(impl.unsafe_storage().unsafeGetStorageImpl());
+  }
+
+  // Takes the reference to the holder's name.
+  void add(PyObject* name, const void* holder, const SavedSlot& slot, size_t root) {
+    const SavedFacts saved = read_saved(*slot.variable);
+    PyObject* record = saved.state == SlotState::kHeld ? record_of(*saved.tensor) : none();
+    PyObject* version =
+        saved.state == SlotState::kReleased ? none() : integer(static_cast<int64_t>(saved.expected_version));
+    // A null among them gives null.
+    PyObject* entry = Py_BuildValue("(NNNNsNNn)", name, address(holder), text(slot.argument),
+                                    slot.index < 0 ? none() : integer(slot.index), state_name(saved.state),
+                                    version, record, static_cast<Py_ssize_t>(root));
+    failed_ = entry == nullptr || PyList_Append(list_, entry) != 0;
+    Py_XDECREF(entry);
   }
 
   PyObject* list_;
@@ -110,13 +116,25 @@ bool read_addresses(PyObject* sequence, std::unordered_set<const void*>& out) {
   return PyErr_Occurred() == nullptr;
 }
 
-bool read_roots(PyObject* sequence, std::vector<const Node*>& out) {
-  PyObject* fast = PySequence_Fast(sequence, "saved_tensors() takes a sequence of tensors");
+// Null for what is no node: a SavedTensor.
+bool read_roots(PyObject* sequence, std::vector<const Node*>& out, SavedList& saved) {
+  PyObject* fast = PySequence_Fast(sequence, "saved_tensors() takes a sequence of tensors and nodes");
   if (fast == nullptr) return false;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
-    const at::Tensor* tensor = need_tensor(PySequence_Fast_GET_ITEM(fast, i));
-    if (tensor == nullptr) break;
-    out.push_back(grad_fn_of(*tensor->unsafeGetTensorImpl()));
+    PyObject* root = PySequence_Fast_GET_ITEM(fast, i);
+    const at::Tensor* tensor = unpack_tensor(root);
+    if (tensor != nullptr) {
+      out.push_back(grad_fn_of(*tensor->unsafeGetTensorImpl()));
+    } else if (is_node_class(Py_TYPE(root))) {
+      out.push_back(unpack_node(root));
+    } else if (const auto* variable = unpack_saved(root)) {
+      saved.visit({"saved_args", -1, variable}, "torch.utils.checkpoint", out.size());
+      out.push_back(nullptr);
+    } else {
+      PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or a node of autograd, got %.200s",
+                   Py_TYPE(root)->tp_name);
+      break;
+    }
   }
   Py_DECREF(fast);
   return PyErr_Occurred() == nullptr;
@@ -138,13 +156,13 @@ PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
     std::unordered_set<const void*> storages;
     const bool by_storage = count > 2 && args[2] != Py_None;
     if (by_storage && !read_addresses(args[2], storages)) return nullptr;
-    std::vector<const Node*> roots;
-    if (!read_roots(args[0], roots)) return nullptr;
     PyObject* list = PyList_New(0);
     if (list == nullptr) return nullptr;
     SavedList saved(list, counter, by_storage ? &storages : nullptr);
-    walk_graph(roots, saved_by_python, saved);
-    if (saved.failed()) {
+    std::vector<const Node*> roots;
+    const bool valid = read_roots(args[0], roots, saved);
+    if (valid) walk_graph(roots, saved_by_python, saved);
+    if (!valid || saved.failed()) {
       Py_DECREF(list);
       return nullptr;
     }
@@ -211,8 +229,8 @@ PyObject* view_of(PyObject*, PyObject* object) {
 PyMethodDef methods[] = {
     {"saved_tensors", fast_call(saved_tensors), METH_FASTCALL,
      "saved_tensors(roots, sharing_counter_with=None, storages=None, /)\n--\n\nAnswer what the graphs behind "
-     "some tensors "
-     "saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), "
+     "some tensors and nodes saved for backward: a list of (node, address, argument, index, state, "
+     "expected_version, record, root), "
      "the number of nodes, and of those another thread held."},
     {"view_nodes", view_nodes, METH_O,
      "view_nodes(tensor, /)\n--\n\nAnswer (node, output, arguments, shape) of each node from a view's base "

@@ -2,6 +2,7 @@
 // python_variable.h brings PyTorch's own Python.h.
 #include <algorithm>
 #include <array>
+#include <span>
 #include <vector>
 
 #include "../core/groups.h"
@@ -24,18 +25,34 @@ const c10::TensorImpl* impl_of(PyObject* object) {
   return inside.defined() ? inside.unsafeGetTensorImpl() : nullptr;
 }
 
-PyObject* live_tensors(PyObject*, PyObject*) {
+bool is_of_the_graph(PyTypeObject* type) {
+  return is_tensor_class(type) || is_node_class(type) || is_checkpoint_class(type);
+}
+
+PyObject* list_of(std::span<PyObject* const> objects) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(objects.size()));
+  for (size_t i = 0; list != nullptr && i < objects.size(); ++i) {
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), Py_NewRef(objects[i]));
+  }
+  return list;
+}
+
+PyObject* live_graph(PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
     const CollectionPause pause;
     std::vector<PyObject*> found;
-    if (!find_objects(is_tensor_class, found)) return nullptr;
-    // From here nothing runs Python before every tensor is in the list, which then holds it.
-    std::erase_if(found, [](PyObject* object) { return impl_of(object) == nullptr; });
-    PyObject* answer = PyList_New(static_cast<Py_ssize_t>(found.size()));
-    for (size_t i = 0; answer != nullptr && i < found.size(); ++i) {
-      PyList_SET_ITEM(answer, static_cast<Py_ssize_t>(i), Py_NewRef(found[i]));
+    if (!find_objects(is_of_the_graph, found)) return nullptr;
+    // From here nothing runs Python before every object is in a list, which then holds it.
+    std::array<std::vector<PyObject*>, 3> kinds;
+    for (PyObject* object : found) {
+      const bool tensor = is_tensor_class(Py_TYPE(object));
+      if (tensor && impl_of(object) == nullptr) continue;
+      kinds[tensor ? 0 : is_checkpoint_class(Py_TYPE(object)) ? 2 : 1].push_back(object);
     }
-    return answer;
+    const Owned tensors(list_of(kinds[0]));
+    const Owned nodes(tensors == nullptr ? nullptr : list_of(kinds[1]));
+    const Owned frames(nodes == nullptr ? nullptr : list_of(kinds[2]));
+    return frames == nullptr ? nullptr : PyTuple_Pack(3, tensors.get(), nodes.get(), frames.get());
   });
 }
 
@@ -188,9 +205,9 @@ PyObject* group_by_storage(PyObject*, PyObject* tensors) {
 }
 
 PyMethodDef functions[] = {
-    {"live_tensors", live_tensors, METH_NOARGS,
-     "live_tensors()\n--\n\nAnswer every tensor that has a Python object now, by type alone, those hidden by "
-     "gc.freeze() too."},
+    {"live_graph", live_graph, METH_NOARGS,
+     "live_graph()\n--\n\nAnswer every tensor that has a Python object now, by type alone, those hidden by "
+     "gc.freeze() too; every such node of autograd; and every frame of an activation checkpoint."},
     {"frame_locals", fast_call(frame_locals), METH_FASTCALL,
      "frame_locals(thread=None, skip=None, /)\n--\n\nAnswer (filename, qualified name, line, [(variable, "
      "value), ...]) of every frame now executing, this thread's first, innermost first."},

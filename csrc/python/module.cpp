@@ -115,11 +115,12 @@ PyObject* producer(PyObject*, PyObject* object) {
   });
 }
 
-// One list of (begin, end, permissions, path) for each (first, last) of `ranges`: all mappings that hold a
-// byte of it.
-PyObject* find_mappings(PyObject*, PyObject* ranges) {
+// One list for each (begin, end) of `ranges`: what `make_entry` says of the mappings that hold a byte of it;
+// null is left out where no exception is set.
+template <class MakeEntry>
+PyObject* mappings_over(PyObject* ranges, const char* refusal, MakeEntry make_entry) {
   return guarded([&]() -> PyObject* {
-    PyObject* fast = PySequence_Fast(ranges, "find_mappings() takes a sequence of (begin, end)");
+    PyObject* fast = PySequence_Fast(ranges, refusal);
     PyObject* answers = fast == nullptr ? nullptr : PyList_New(0);
     const std::vector<Mapping> maps = answers == nullptr ? std::vector<Mapping>() : read_own_maps();
     for (Py_ssize_t i = 0; answers != nullptr && i < PySequence_Fast_GET_SIZE(fast); ++i) {
@@ -129,9 +130,8 @@ PyObject* find_mappings(PyObject*, PyObject* ranges) {
       if (PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast, i), "KK", &begin, &end)) found = PyList_New(0);
       if (found != nullptr) {
         for (const Mapping* mapping : overlapping(maps, begin, end)) {
-          PyObject* entry = Py_BuildValue("KKsN", static_cast<unsigned long long>(mapping->begin),
-                                          static_cast<unsigned long long>(mapping->end),
-                                          mapping->permissions.c_str(), text(mapping->path));
+          PyObject* entry = make_entry(*mapping);
+          if (entry == nullptr && PyErr_Occurred() == nullptr) continue;
           if (entry == nullptr || PyList_Append(found, entry) != 0) Py_CLEAR(found);
           Py_XDECREF(entry);
           if (found == nullptr) break;
@@ -142,6 +142,26 @@ PyObject* find_mappings(PyObject*, PyObject* ranges) {
     }
     Py_XDECREF(fast);
     return answers;
+  });
+}
+
+PyObject* find_mappings(PyObject*, PyObject* ranges) {
+  return mappings_over(ranges, "find_mappings() takes a sequence of (begin, end)",
+                       [](const Mapping& mapping) {
+                         return Py_BuildValue("KKsN", static_cast<unsigned long long>(mapping.begin),
+                                              static_cast<unsigned long long>(mapping.end),
+                                              mapping.permissions.c_str(), text(mapping.path));
+                       });
+}
+
+PyObject* mapped_files(PyObject*, PyObject* ranges) {
+  const char* refusal = "mapped_files() takes a sequence of (begin, end)";
+  return mappings_over(ranges, refusal, [](const Mapping& mapping) -> PyObject* {
+    if (mapping.file.empty()) return nullptr;
+    return Py_BuildValue("KKKsNN", static_cast<unsigned long long>(mapping.begin),
+                         static_cast<unsigned long long>(mapping.end),
+                         static_cast<unsigned long long>(mapping.offset), mapping.file.c_str(),
+                         text(mapping.path), boolean(mapping.permissions[3] == 's'));
   });
 }
 
@@ -183,6 +203,10 @@ PyMethodDef methods[] = {
      "find_mappings(ranges, /)\n--\n\nAnswer, for each half-open range of addresses, the mappings of this "
      "process "
      "that hold a byte of it."},
+    {"mapped_files", mapped_files, METH_O,
+     "mapped_files(ranges, /)\n--\n\nAnswer, for each half-open range of addresses, the mappings of files "
+     "that "
+     "hold a byte of it: (begin, end, offset in the file, the file's device and inode, path, shared)."},
     {"buffer_of", buffer_of, METH_O,
      "buffer_of(object, /)\n--\n\nAnswer address and bytes of the buffer a built-in object has now, or "
      "None."},

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tensorplay as tp
 from tensorplay import fixes, writes
@@ -319,7 +320,7 @@ def ask(built: Built, mode: str, value_requires_grad: bool) -> writes.SafeView:
 
 @pytest.mark.parametrize("part", range(4))
 def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monkeypatch):
-    scan = C.live_tensors
+    scan = C.live_graph
     monkeypatch.setattr(writes, "RULES", ())  # reading the memory map takes half of the time
     combinations = impossible = unsafe = silent = 0
     mismatches = []
@@ -336,7 +337,9 @@ def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monk
                 built = build(made, saved, value_requires_grad)
                 # The scan of a whole test process takes most of the time: every 97th asks it.
                 live = tensors_of(built)
-                monkeypatch.setattr(C, "live_tensors", scan if number % 97 == 0 else lambda live=live: list(live))
+                monkeypatch.setattr(
+                    C, "live_graph", scan if number % 97 == 0 else lambda live=live: (list(live), [], [])
+                )
                 verdict = ask(built, mode, value_requires_grad)
                 for op in list(WRITES) if saved == "nobody" else list(WRITES)[number % 2 :][:1]:
                     happened, other_gradient = write(build(made, saved, value_requires_grad), mode, op, untouched)
@@ -354,7 +357,7 @@ def test_verdict_is_what_the_write_and_the_backward_after_it_do(part, show, monk
                         silent += 1
                 combinations += 1
                 unsafe += not verdict
-    monkeypatch.setattr(C, "live_tensors", scan)
+    monkeypatch.setattr(C, "live_graph", scan)
 
     show(
         f"is_safe_view part {part + 1} of 4: {combinations} combinations as PyTorch does, {unsafe} of them unsafe; "
@@ -482,7 +485,7 @@ def test_every_fix_does_what_it_claims(part, show, monkeypatch):
             except Impossible:
                 continue
             live = tensors_of(built)
-            monkeypatch.setattr(C, "live_tensors", lambda live=live: list(live))
+            monkeypatch.setattr(C, "live_graph", lambda live=live: (list(live), [], []))
             found = ask_for_fixes(built, mode, value_requires_grad)
             assert bool(found) != bool(ask(built, mode, value_requires_grad))
             for fix in found:
@@ -726,3 +729,92 @@ def test_halves_are_sliced_again_from_the_base_that_has_a_name():
     assert best.code == "q = qkv[:, :2]\nk = qkv[:, 2:4]\nq.mul_(2)"
     assert (best.safety, best.cost_nbytes) == ("safe", 0)
     del k
+
+
+# -- graphs that no tensor holds: each answers what keeps the graph, and how to run its backward
+
+
+def backward_of(node) -> Callable:
+    return lambda: torch.autograd.backward(torch.autograd.graph.GradientEdge(node, 0), torch.ones(4, 4))
+
+
+def by_node(x):
+    node = (x * x).grad_fn
+    return backward_of(node)
+
+
+def by_python_node(x):
+    node = Times.apply(x, torch.tensor(2.0, requires_grad=True)).grad_fn
+    return backward_of(node)
+
+
+def by_next_function(x):
+    node = (x * x).sum().grad_fn.next_functions[0][0]
+    return backward_of(node)
+
+
+def by_edge(x):
+    edge = torch.autograd.graph.get_gradient_edge(x.exp() * x)
+    return lambda: torch.autograd.backward(edge, torch.ones(4, 4))
+
+
+def by_frame(x):
+    def suspended():
+        node = (x * x).grad_fn
+        yield
+        backward_of(node)()
+
+    generator = suspended()
+    next(generator)
+    return lambda: next(generator, None)
+
+
+def by_checkpoint(x):
+    y = checkpoint(lambda t: (t * 2).sin(), x, use_reentrant=False)
+    return lambda: y.sum().backward()
+
+
+def by_checkpoint_node(x):
+    node = checkpoint(lambda t: (t * 2).sin(), x, use_reentrant=False).grad_fn
+    return backward_of(node)
+
+
+KEPT_BY = [by_node, by_python_node, by_next_function, by_edge, by_frame, by_checkpoint, by_checkpoint_node]
+
+
+@pytest.mark.parametrize("keep", KEPT_BY)
+def test_graph_that_no_tensor_holds_is_seen(keep):
+    x = inner()
+    backward = keep(x)
+
+    verdict = tp.is_safe_view(x)
+    x.mul_(2)
+
+    assert [hazard.kind for hazard in verdict.hazards] == ["saved"]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward()
+
+
+@pytest.mark.parametrize("keep", KEPT_BY)
+def test_graph_that_ran_or_went_is_seen_no_more(keep):
+    x = inner()
+    backward = keep(x)
+    assert not tp.is_safe_view(x)
+    backward()
+    assert tp.is_safe_view(x)
+    x = inner()
+    backward = keep(x)
+    del backward
+    assert tp.is_safe_view(x)
+    x.mul_(2)
+    x.sum().backward()
+
+
+def test_graph_that_did_not_save_the_tensor_is_no_hazard():
+    x = inner()
+    node, edge = (x + x).grad_fn, torch.autograd.graph.get_gradient_edge(x.exp())
+
+    assert tp.is_safe_view(x)
+    x.mul_(2)
+    backward_of(node)()
+    del edge

@@ -29,6 +29,10 @@ TEST(Maps, lines_are_read_whole) {
   EXPECT_EQ(maps[1].path, "/tmp/with blanks (deleted)");
   EXPECT_EQ(maps[2].path, "");
   EXPECT_EQ(maps[3].permissions, "r-xp");
+  EXPECT_EQ(maps[0].file, "");
+  EXPECT_EQ(maps[1].file, "08:01 42");
+  EXPECT_EQ(maps[1].offset, 0U);
+  EXPECT_EQ(maps[3].offset, 0x1000U);
 }
 
 TEST(Maps, odd_text_is_passed_over) {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+
 import msgspec
 import numpy as np
 import pytest
 import torch
 
 import tensorplay as tp
+from tensorplay._native import C
 from tensorplay.differences import compared
 from tests import helpers
 
@@ -97,6 +101,70 @@ def test_two_storages_over_one_buffer():
     assert comparison.verdict == "two storages over one buffer, 24 bytes in common, version counters of their own"
     assert (comparison.same_storage, comparison.relation) == (False, "second_in_first")
     assert of(torch.from_numpy(buffer[:2]), torch.from_numpy(buffer[2:])).verdict == "two storages, no byte in common"
+
+
+ONE_FILE = "two storages over one file, {} bytes in common{}, version counters of their own"
+PRIVATE = " where no private page was written"
+
+
+def reopened_handle():
+    x = torch.zeros(8).share_memory_()
+    fd, nbytes = x.untyped_storage()._share_fd_cpu_()
+    again = torch.UntypedStorage._new_shared_fd_cpu(os.dup(fd), nbytes)
+    return x, torch.empty(0).set_(again, 0, (8,))
+
+
+@pytest.mark.parametrize(
+    ("make", "nbytes", "private"),
+    [
+        (lambda path: [torch.from_file(path, shared=True, size=16) for _ in "ab"], 64, ""),
+        (lambda path: [torch.from_file(path, shared=True, size=16)[at : at + 4] for at in (0, 3)], 4, ""),
+        (lambda path: [torch.from_file(path, shared=shared, size=16) for shared in (True, False)], 64, PRIVATE),
+        (lambda path: [torch.from_numpy(np.memmap(path, "f4", "r+", offset)) for offset in (0, 8)], 8184, ""),
+        (lambda path: [torch.load(f"{path}.pt", mmap=True)["x"] for _ in "ab"], 400, PRIVATE),
+        (lambda path: reopened_handle(), 32, ""),
+    ],
+)  # fmt: skip
+def test_two_mappings_of_one_file_have_bytes_in_common(make, nbytes, private, tmp_path):
+    path = tmp_path / "one.bin"
+    path.write_bytes(bytes(8192))
+    torch.save({"x": torch.zeros(100)}, f"{path}.pt")
+    a, b = make(str(path))
+
+    comparison = of(a, b)
+
+    assert a.data_ptr() != b.data_ptr()
+    assert (comparison.verdict, comparison.shared_nbytes) == (ONE_FILE.format(nbytes, private), nbytes)
+    if not private:
+        a.view(torch.uint8).fill_(7)
+        assert (b.view(torch.uint8) == 7).sum() == nbytes
+
+
+def test_mappings_that_do_not_meet_have_no_byte_in_common(tmp_path):
+    one, two = tmp_path / "one.bin", tmp_path / "two.bin"
+    one.write_bytes(bytes(64))
+    two.write_bytes(bytes(64))
+    a, b, other = (torch.from_file(str(path), shared=True, size=16) for path in (one, one, two))
+
+    assert of(a, other).verdict == "two storages, no byte in common"
+    assert of(a[:8], b[8:]).verdict == "two storages, no byte in common"
+    assert of(a[::2], b[1::2]).verdict == "two storages, no byte in common"
+    assert of(a[:0], b).verdict == "two storages, no byte in common"
+
+
+def test_memory_map_is_read_only_where_both_may_be_mapped(tmp_path, monkeypatch):
+    path = tmp_path / "one.bin"
+    path.write_bytes(bytes(64))
+    mapped = torch.from_file(str(path), shared=True, size=16)
+    asked = []
+    monkeypatch.setattr(C, "mapped_files", lambda spans: asked.append(spans) or [[] for _ in spans])
+
+    of(mapped, torch.zeros(4))
+    of(torch.zeros(4), torch.zeros(4))
+    of(mapped, mapped[8:])
+    assert asked == []
+    of(mapped, torch.from_file(str(path), shared=True, size=16))
+    assert len(asked) == 1
 
 
 def test_lazy_clone_shares_bytes_until_one_is_written():
@@ -311,3 +379,48 @@ def test_stored_reports_are_compared_as_well():
     report = tp.compare(before, tp.Report.from_json(tp.inspect(x, quiet=True).to_json()))
 
     assert ("impl.shape", [4], [2]) in changed(report)
+
+
+def test_view_chains_are_compared_as_well():
+    x = torch.zeros(4, 4)
+    before = tp.show_view_chain(x[1], quiet=True)
+
+    report = tp.compare(before, tp.show_view_chain(x[2], quiet=True))
+
+    assert ("chains.steps", ["select(dim=0, index=1)"], ["select(dim=0, index=2)"]) in changed(report)
+    same = tp.compare(before, before)
+    assert changed(same) == []
+    assert "the two reports say the same" in str(same)
+
+
+def test_shared_storages_are_compared_as_well():
+    x = torch.zeros(8)
+    array = np.zeros(4)
+    objs = {"x": x, "view": x[4:], "array": array, "over": torch.from_numpy(array)}
+    before = tp.list_shared_storages(objs)
+    objs["view"] = x[6:]
+    del objs["over"]
+
+    report = tp.compare(before, tp.list_shared_storages(objs))
+
+    changes = changed(report)
+    assert (
+        "shared_storages.members",
+        ["x, bytes 0 to 32", "view, bytes 16 to 32"],
+        ["x, bytes 0 to 32", "view, bytes 24 to 32"],
+    ) in changes
+    assert ("shared_ranges", "there", None) in changes
+    assert "shared_storages.members" in str(report)
+    assert changed(tp.compare(before, before)) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x: tp.show_view_chain(x[1], quiet=True), lambda x: tp.list_shared_storages([x, x[1]])]
+)
+def test_special_reports_read_back_as_what_they_are(make):
+    report = make(torch.zeros(4, 4))
+
+    for again in (type(report).from_json(report.to_json()), pickle.loads(pickle.dumps(report))):
+        assert type(again) is type(report)
+        assert again.document == report.document
+        assert str(again) == str(report)

@@ -37,7 +37,7 @@ def test_every_tensor_is_found_once_and_nothing_else():
     made = [torch.ones(1), torch.nn.Parameter(torch.ones(1)), torch.ones(1).as_subclass(helpers.Plain)]
     made += [torch.ones(4)[1:], torch.ones(2).to_sparse(), torch.ones(1, device="meta")]
 
-    found = C.live_tensors()
+    found = C.live_graph()[0]
 
     assert len({id(x) for x in found}) == len(found)
     assert {id(x) for x in made} <= {id(x) for x in found}
@@ -47,11 +47,11 @@ def test_every_tensor_is_found_once_and_nothing_else():
 
 def test_tensor_that_was_deleted_is_not_found():
     x = torch.ones(1)
-    before = len(C.live_tensors())
+    before = len(C.live_graph()[0])
 
     del x
 
-    assert len(C.live_tensors()) == before - 1
+    assert len(C.live_graph()[0]) == before - 1
 
 
 def test_frozen_tensors_are_found():
@@ -61,7 +61,7 @@ def test_frozen_tensors_are_found():
         "old = [torch.ones(1) for _ in range(3)]\n"
         "gc.freeze()\n"
         "new = torch.ones(1)\n"
-        "ids = {id(x) for x in C.live_tensors()}\n"
+        "ids = {id(x) for x in C.live_graph()[0]}\n"
         "assert {id(x) for x in old} | {id(new)} <= ids\n"
         "assert not {id(x) for x in old} & {id(x) for x in gc.get_objects()}\n"
         "print(gc.get_freeze_count() > 0)\n"
@@ -81,27 +81,27 @@ def test_tensor_whose_object_only_cpp_keeps_is_found():
     del weight
 
     assert note() is not None, "autograd keeps the object"
-    assert any(vars(x).get("note") is note() for x in C.live_tensors() if type(x) is torch.Tensor)
+    assert any(vars(x).get("note") is note() for x in C.live_graph()[0] if type(x) is torch.Tensor)
     del product
 
 
 def test_tensor_in_a_garbage_cycle_is_found_until_it_is_collected():
     gc.collect()
-    before = len(C.live_tensors())
+    before = len(C.live_graph()[0])
     cycle = [torch.ones(1)]
     cycle.append(cycle)
 
     del cycle
 
-    assert len(C.live_tensors()) == before + 1
+    assert len(C.live_graph()[0]) == before + 1
     gc.collect()
-    assert len(C.live_tensors()) == before
+    assert len(C.live_graph()[0]) == before
 
 
 def test_tensor_being_destroyed_is_not_found():
     seen = []
     x = torch.ones(1)
-    watched = weakref.ref(x, lambda _: seen.append([id(y) for y in C.live_tensors()]))
+    watched = weakref.ref(x, lambda _: seen.append([id(y) for y in C.live_graph()[0]]))
     address = id(x)
 
     del x
@@ -116,11 +116,11 @@ def test_looking_is_possible_while_the_collector_is_at_work():
 
     class Dying:
         def __del__(self):
-            seen.append(C.live_tensors())
+            seen.append(C.live_graph()[0])
             seen.append(C.frame_locals())
 
     def callback(phase, info):
-        seen.append(C.live_tensors())
+        seen.append(C.live_graph()[0])
 
     x = torch.ones(1)
     cycle = [Dying(), torch.ones(2)]
@@ -158,7 +158,7 @@ def test_liars_and_proxies_are_not_tensors():
     x = torch.ones(1)
     liars = [Liar(), Claims(), weakref.proxy(x), types.SimpleNamespace(x=x)]
 
-    found = {id(y) for y in C.live_tensors()}
+    found = {id(y) for y in C.live_graph()[0]}
 
     assert id(x) in found
     assert not found & {id(liar) for liar in liars}
@@ -179,7 +179,7 @@ def test_no_code_of_a_tensor_class_runs():
 
     hostile = torch.ones(3).as_subclass(helpers.Hostile)
 
-    found = {id(x) for x in C.live_tensors()}
+    found = {id(x) for x in C.live_graph()[0]}
 
     assert found >= {id(evil), id(hostile)}
     assert len(C.group_by_storage([evil, hostile])[1]) == 2
@@ -193,7 +193,7 @@ def test_looking_changes_no_count_and_leaves_the_collector_as_it_was():
     for switch in (gc.disable, gc.enable):
         switch()
         for _ in range(50):
-            C.live_tensors()
+            C.live_graph()[0]
             C.frame_locals()
             C.group_by_storage([x])
         assert gc.isenabled() is (switch is gc.enable)
@@ -207,7 +207,7 @@ def test_answer_keeps_tensors_alive_only_while_it_lives():
     x.note = Thing()
     note = weakref.ref(x.note)
 
-    found = C.live_tensors()
+    found = C.live_graph()[0]
     del x
 
     assert note() is not None
@@ -227,7 +227,7 @@ def test_tensors_come_and_go_in_other_threads_while_looking():
         thread.start()
     try:
         for _ in range(100):
-            found = C.live_tensors()
+            found = C.live_graph()[0]
             C.group_by_storage(found)
             for frame in C.frame_locals():
                 assert len(frame) == 4
@@ -505,7 +505,7 @@ def test_tensors_without_a_storage_are_each_a_group():
 
 def test_groups_of_every_live_tensor():
     view = torch.ones(3)[1:]
-    found = C.live_tensors()
+    found = C.live_graph()[0]
 
     ids, storages = C.group_by_storage(found)
 

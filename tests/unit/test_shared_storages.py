@@ -245,6 +245,48 @@ def test_one_file_mapped_twice(tmp_path):
     assert "mappings of" in str(report)
 
 
+def test_parts_of_one_file_meet_by_their_offsets(tmp_path):
+    path = tmp_path / "shared.bin"
+    path.write_bytes(bytes(64))
+    whole = torch.from_file(str(path), shared=True, size=16)
+    array = np.memmap(path, dtype="f4", mode="r+", offset=16)
+
+    (found,) = tp.list_shared_storages({"whole": whole, "array": array}).ranges
+
+    assert (found.handle, found.nbytes, found.overlap) == (str(path), 64, "nested")
+    assert [(m.name, m.first_byte, m.needed_nbytes) for m in found.members] == [("whole", 0, 64), ("array", 16, 64)]
+
+
+def test_private_mappings_say_how_long_they_are_one(tmp_path):
+    torch.save({"x": torch.arange(1000.0), "y": torch.zeros(10)}, tmp_path / "saved.pt")
+    one, two = (torch.load(tmp_path / "saved.pt", mmap=True) for _ in range(2))
+
+    found = tp.list_shared_storages({"one": one, "two": two}).ranges
+
+    assert sorted(sorted(m.name for m in shared.members) for shared in found) == [
+        ["one['x']", "two['x']"],
+        ["one['y']", "two['y']"],
+    ]
+    assert all(shared.handle.endswith("saved.pt (where no private page was written)") for shared in found)
+
+
+def test_mappings_that_do_not_meet_are_not_listed(tmp_path):
+    path, other = tmp_path / "one.bin", tmp_path / "two.bin"
+    path.write_bytes(bytes(64))
+    other.write_bytes(bytes(64))
+    first, last = (np.memmap(path, dtype="f4", mode="r+", offset=offset, shape=4) for offset in (0, 16))
+    elsewhere = torch.from_file(str(other), shared=True, size=16)
+
+    assert tp.list_shared_storages({"first": first, "last": last, "elsewhere": elsewhere}).ranges == ()
+
+
+def test_one_mapping_is_not_listed_as_two(tmp_path):
+    torch.save({"x": torch.arange(1000.0), "y": torch.zeros(10)}, tmp_path / "saved.pt")
+    loaded = torch.load(tmp_path / "saved.pt", mmap=True)
+
+    assert tp.list_shared_storages(loaded).ranges == ()
+
+
 # -- of the process ---------------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,6 +128,126 @@ def test_a_write_inside_torch_is_told_by_the_call_of_the_user():
     assert "input" not in "".join(fix.code for fix in tp.recommend_fix(error))
 
 
+OVERLAPPING = {
+    "x[1:].add_(x[:-1])": "x[1:].add_(x[:-1].clone())",
+    "x[1:].add_(x[:-1], alpha=number)": "x[1:].add_(x[:-1].clone(), alpha=number)",
+    "x[1:].lerp_(x[:-1], number)": "x[1:].lerp_(x[:-1].clone(), number)",
+    "x[1:] += x[:-1]": "x[1:] += x[:-1].clone()",
+    "torch.add(x[:-1], number, out=x[1:])": "x[1:].copy_(torch.add(x[:-1], number))",
+    "torch.mul(x[1:], x[:-1] * 2, out=x[:-1])": "x[:-1].copy_(torch.mul(x[1:], x[:-1] * 2))",
+    "torch.add(x, number, out=wide)": "wide = torch.add(x, number)",
+    "wide += x": "wide = wide + x",
+    "wide[:] = number": "wide = wide.clone()\nwide[:] = number",
+    "wide[1:].add_(x[1:])": "wide = wide.clone()\nwide[1:].add_(x[1:])",
+}
+
+
+@pytest.mark.parametrize("write", OVERLAPPING)
+def test_overlap_has_a_fix_that_runs(write, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(f"{write}\n")
+    x, wide, number = torch.arange(4.0), torch.ones(1).expand(4), 2
+    names = {"torch": torch, "x": x, "wide": wide, "number": number}
+    error = error_of(lambda: exec(compile(program.read_text(), program, "exec"), names))
+
+    fix = tp.recommend_fix(error)[0]
+
+    assert (fix.code, fix.safety) == (OVERLAPPING[write], "copies")
+    names = {"torch": torch, "x": x.clone(), "wide": wide.clone(), "number": number}
+    expected = {"torch": torch, "x": x.clone(), "wide": wide.clone(), "number": number}
+    exec(fix.code, names)
+    for name in ("x[1:]", "x[:-1]"):
+        expected["read"] = eval(name, expected).clone()
+        written = write.replace(f"({name}", "(read").replace(f"= {name}", "= read")
+        if written != write:
+            break
+    exec(written.replace("out=read", f"out={name}"), expected)
+    assert torch.equal(names["x"], expected["x"])
+    assert torch.equal(names["wide"], expected["wide"])
+
+
+def test_a_backward_s_error_leads_to_the_tensor_and_its_write():
+    hidden = inner()
+    y = (hidden * 3).relu()
+    loss = (y * hidden).sum()
+    y.mul_(2)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; y, saved by ReluBackward0 (result), written by y.mul_(2)")
+    assert [fix.code for fix in fixes] == [
+        "y = y.mul(2)",
+        "y = y.clone()\ny.mul_(2)",
+        "# after .backward():\ny.mul_(2)",
+    ]
+
+
+def test_a_backward_s_error_about_a_view_leads_to_the_write_of_its_base():
+    base = inner()
+    row = base[1]
+    y = row.sin()
+    base[0] = 1
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; base, saved by SinBackward0 (self), written by base[0] = 1")
+
+
+def test_a_backward_s_error_of_a_graph_that_is_gone_leads_to_what_looks_like_it():
+    y = inner()
+    other = inner()
+    error = RuntimeError(str(error_of(lambda: [y.sin().sum(), y.mul_(2)][0].backward())))
+    gc.collect()  # what raised in tests keeps graphs alive
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; y, which has the shape and the version that the error names")
+    assert fixes[0].code == "y = y.mul(2)"
+    assert other._version == 0
+
+
+def test_a_backward_s_error_that_two_tensors_fit_names_none():
+    a, b = inner(), inner()
+    losses = [(x * x).sum() for x in (a, b)]
+    for x in (a, b):
+        x.mul_(2)
+    error = error_of(losses[0].backward)
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; x stands for the tensor that was written")
+
+
+def test_a_backward_s_error_without_a_name_tells_the_saver():
+    gc.collect()  # what raised in other tests keeps graphs alive
+    kept = [inner()]
+    loss = (kept[0] * kept[0]).sum()
+    kept[0].mul_(2)
+    error = error_of(loss.backward)
+
+    fixes = tp.recommend_fix(error)
+
+    assert "; a float32[4, 4] tensor, saved by MulBackward0 (other); x stands for" in fixes.subject
+
+
+def test_a_write_of_another_variable_is_not_taken_for_the_cause():
+    x, other = inner(), inner()
+    y = x * x
+    other.mul_(3)
+    with torch.no_grad():
+        x[0].mul_(2)
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; x, saved by MulBackward0 (other), written by x[0].mul_(2)")
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("no"), RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError()]
 )
@@ -172,6 +295,16 @@ def test_verdict_and_fixes_are_json():
     del k, loss
 
 
+@pytest.mark.parametrize("ask", [tp.is_safe_view, tp.recommend_fix, tp.verify_data_ptr_consistency])
+def test_what_holds_a_report_is_not_taken_for_one(ask):
+    answer = ask(inner())
+
+    with pytest.raises(ValueError, match=r"^not a TensorPlay report: .* whose report is the value of 'report'$"):
+        tp.Report.from_json(answer.to_json())
+    again = tp.Report.from_json(json.dumps(answer.to_dict()["report"]))
+    assert again.document == answer.report.document
+
+
 def test_findings_of_the_hazards_are_warnings():
     x = leaf()[0]
 
@@ -200,6 +333,82 @@ def test_a_saver_is_named_once_it_is_alive_and_no_longer():
     y = x * x
     del y
     assert tp.is_safe_view(x)
+
+
+# -- memory of an object that may not be written
+
+
+def not_writeable(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def in_lent(make, lend):
+    """Answer a tensor over lent memory, and the bytes of that."""
+    lender = make()
+    return lend(lender), lambda: bytes(memoryview(lender))
+
+
+def new_bytes() -> bytes:
+    return bytes(bytearray(range(16)))
+
+
+CONSTANT = {
+    "bytes": (new_bytes, lambda b: torch.frombuffer(b, dtype=torch.uint8), "bytes"),
+    "bytes, by NumPy": (new_bytes, lambda b: torch.from_numpy(np.frombuffer(b, "u1")), "bytes"),
+    "memoryview of bytes": (new_bytes, lambda b: torch.frombuffer(memoryview(b), dtype=torch.uint8), "bytes"),
+    "array": (lambda: not_writeable(np.arange(16.0)), torch.from_numpy, "ndarray"),
+    "view of the tensor": (lambda: not_writeable(np.arange(16.0)), lambda a: torch.from_numpy(a)[1:], "ndarray"),
+    "view of the array": (lambda: not_writeable(np.arange(16.0)), lambda a: torch.from_numpy(a[1:]), "ndarray"),
+    "DLPack": (lambda: not_writeable(np.arange(16.0)), torch.from_dlpack, None),
+}
+LENT = {
+    "bytearray": (lambda: bytearray(range(16)), lambda b: torch.frombuffer(b, dtype=torch.uint8)),
+    "array": (lambda: np.arange(16.0), torch.from_numpy),
+    "DLPack": (lambda: np.arange(16.0), torch.from_dlpack),
+    # Nobody's constant: who has the array may write.
+    "read-only view of an array": (lambda: np.arange(16.0), lambda a: torch.from_numpy(not_writeable(a[:]))),
+    "tensor's own array": (lambda: torch.arange(16.0).numpy(), lambda a: torch.from_numpy(not_writeable(a[:]))),
+    "nothing of bytes": (new_bytes, lambda b: torch.frombuffer(b, dtype=torch.uint8)[:0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given .* is not writable")
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_write_to_a_constant_is_unsafe(name):
+    make, lend, producer = CONSTANT[name]
+    x, memory = in_lent(make, lend)
+    before = memory()
+
+    verdict, fixes = tp.is_safe_view(x), tp.recommend_fix(x, write="x.add_(1)")
+
+    assert [(hazard.kind, hazard.raises) for hazard in verdict.hazards] == [("read_only", False)]
+    assert verdict.evidence["producer_type"] == producer
+    assert {fix.safety for fix in fixes} == {"copies"}
+    for fix in fixes:
+        exec(fix.code, {"x": x})
+    assert memory() == before
+    x.add_(1)
+    assert memory() != before
+
+
+@pytest.mark.filterwarnings("ignore:The given .* is not writable")
+@pytest.mark.parametrize("name", LENT)
+def test_a_write_to_lent_memory_that_is_writeable_is_safe(name):
+    x, _ = in_lent(*LENT[name])
+
+    assert tp.is_safe_view(x)
+
+
+def test_read_only_pages_are_one_hazard(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="r"))
+
+    (hazard,) = tp.is_safe_view(x).hazards
+
+    assert (hazard.kind, hazard.reason[:5]) == ("read_only", "TP105")
 
 
 # -- asking changes nothing
