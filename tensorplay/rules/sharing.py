@@ -22,6 +22,10 @@ _MOST_PAIRS = 2_000
 """So many pairs of wrappers over one storage are compared."""
 
 
+_WRAPPERS = ("wrapper_subclass", "nested_jagged")
+"""Kinds that hold their memory in attributes."""
+
+
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
@@ -313,7 +317,8 @@ class SharedParameters(SceneRule):
     Parameters that reach the same bytes: one Parameter under two names in modules, or two over one storage; tensors of
     a state dict that do; modules that are one object under several names; tensors outside a model, as those of
     `state_dict()`, that are its parameters' memory. Parameters that share a storage but no byte, as slices of a flat
-    buffer, are no tie, nor is one that a list or an optimizer has as well.
+    buffer, are no tie, nor is one that a list or an optimizer has as well. Of DTensors and other wrappers the tensors
+    they hold are compared. What two models, or a model and a state dict, have in common is one finding.
 
     ## Why it matters
 
@@ -354,53 +359,61 @@ class SharedParameters(SceneRule):
     code = "TP303"
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
-        """Explain one finding a group of names, one a repeated module, one a container of aliases."""
-        for group in scene.groups.values():
-            yield from self._ties(scene, group)
-        yield from self._repeated(scene)
-        yield from self._aliases(scene)
+        """Explain one finding a pair of containers: models, modules, state dicts, lists."""
+        wrappers = _wrappers(scene)
+        tensors = {address: _tensors_over(group, wrappers) for address, group in scene.groups.items()}
+        ties: dict[frozenset[str], list[_Tie]] = {}
+        for address, over in tensors.items():
+            for tie in _ties(scene, scene.groups[address], over):
+                ties.setdefault(_sides(tie.names), []).append(tie)
+        repeated = list(self._repeated(scene, ties))
+        for together in ties.values():
+            yield self._explain_ties(scene, together)
+        yield from repeated
+        yield from self._aliases(scene, [subject for over in tensors.values() for subject in over])
 
-    def _ties(self, scene: Scene, group: StorageGroup) -> Iterator[Finding]:
-        """Explain each set of parameters that reach the same bytes."""
-        parameters = [subject for subject in group.members if _is_parameter(subject)]
-        is_state = not parameters
-        if is_state:
-            parameters = [
-                subject
-                for subject in group.members
-                if subject.record is subject.read.record
-                and any(map(_is_state_name, (subject.read.name, *subject.read.also)))
-            ]
-        for together, shared in _overlapping(scene, parameters):
-            names = [name for subject in together for name in _names(scene, subject)]
-            if is_state:
-                names = [name for name in _of_one_container(names) if _is_state_name(name)]
-            short = [name.rpartition("['")[2].removesuffix("']") for name in names] if is_state else _relative(names)
-            ties = scene.config.ties
-            if len(names) < 2 or (ties is not None and any(set(short) <= set(tie) for tie in ties)):
-                continue
-            record = together[0].record
-            finding = self.finding(
-                names[0],
-                headline="parameters share a storage",
-                subject=f"{describe(record)}  {{{_named(short)}}}: one storage, {shared} shared bytes of "
-                f"{group.nbytes}",
-                evidence={
-                    "names": short,
-                    "shared_bytes": shared,
-                    "storage": group.address,
-                    "storage_nbytes": group.nbytes,
-                    "same_object": len(together) == 1,
-                    "tensors": names,
-                },
-                why="a change through one name reaches all of them; a format without sharing wants one name",
-                fix="nothing, if they are tied on purpose; else nn.Parameter(weight.detach().clone()) under one name",
-                source=_READ,
+    def _explain_ties(self, scene: Scene, ties: Sequence[_Tie]) -> Finding:
+        first = ties[0]
+        names = [name for tie in ties for name in tie.short]
+        shared = sum(tie.shared for tie in ties)
+        nbytes = sum({tie.group.address: tie.group.nbytes for tie in ties}.values())
+        if len(ties) == 1:
+            inside = f" of {first.outer}" if first.outer else ""
+            subject = (
+                f"{describe(first.record)}  {{{_named(names)}}}{inside}: one storage, {bytes_text(shared)} of "
+                f"{bytes_text(nbytes)} shared"
             )
-            yield finding if ties is None else msgspec.structs.replace(finding, severity="warning")
+        else:
+            sides = list(dict.fromkeys(side for side in _stems(first.short if first.is_state else first.names)))
+            inside = f" of {first.outer}" if first.is_state else ""
+            subject = (
+                f"{_named(sides)}{inside}: {len(ties)} parameters are the same in each ({_named(names)}), "
+                f"{bytes_text(shared)} shared"
+            )
+        finding = self.finding(
+            first.names[0],
+            headline="parameters share a storage",
+            subject=subject,
+            evidence={
+                "names": names,
+                "ties": len(ties),
+                "shared_bytes": shared,
+                "storage": first.group.address,
+                "storage_nbytes": nbytes,
+                "same_object": all(tie.same_object for tie in ties),
+                "tensors": [name for tie in ties for name in tie.names],
+            },
+            why="a change through one name reaches all of them; a format without sharing wants one name",
+            fix="nothing, if they are tied on purpose; else nn.Parameter(weight.detach().clone()) under one name",
+            source=_READ,
+        )
+        return finding if scene.config.ties is None else msgspec.structs.replace(finding, severity="warning")
 
-    def _repeated(self, scene: Scene) -> Iterator[Finding]:
-        """Explain modules that have several paths, those in one place of a model together."""
+    def _repeated(self, scene: Scene, ties: dict[frozenset[str], list[_Tie]]) -> Iterator[Finding]:
+        """Explain modules that have several paths, those in one place of a model together, with the ties beside them.
+
+        Takes these ties away: copy.copy() of a module shares its parts and its parameters alike.
+        """
         inside: dict[str, list[Subject]] = {paths[0]: [] for paths in scene.repeated_modules}
         for subject in scene.subjects if inside else ():
             if subject.record is not subject.read.record or subject.record.storage is None:
@@ -410,92 +423,189 @@ class SharedParameters(SceneRule):
         causes: dict[tuple[str, ...], list[Sequence[str]]] = {}
         for paths in scene.repeated_modules:
             if inside[paths[0]]:
-                causes.setdefault(tuple(sorted(set(map(place_pattern, paths)))), []).append(paths)
+                causes.setdefault(tuple(sorted(set(map(place_pattern, _stems(paths))))), []).append(paths)
         for modules in causes.values():
-            yield self._explain_repeated(modules, [inside[paths[0]] for paths in modules])
+            sides = {_sides(paths): None for paths in modules}
+            beside = [tie for side in sides for tie in ties.pop(side, ())]
+            yield self._explain_repeated(scene, modules, [inside[paths[0]] for paths in modules], beside)
 
-    def _explain_repeated(self, modules: Sequence[Sequence[str]], parts: Sequence[Sequence[Subject]]) -> Finding:
-        inside = [subject for part in parts for subject in part]
+    def _explain_repeated(
+        self, scene: Scene, modules: Sequence[Sequence[str]], parts: Sequence[Sequence[Subject]], beside: Sequence[_Tie]
+    ) -> Finding:
+        inside = list({id(subject): subject for part in parts for subject in part}.values())
         parameters = [sum(map(_is_parameter, part)) for part in parts]
         names = [path for paths in modules for path in paths]
         storages = {s.record.storage.address: s.record.storage.nbytes for s in inside}
+        storages |= {tie.group.address: tie.group.nbytes for tie in beside}
         nbytes = sum(n for n in storages.values() if isinstance(n, int))
-        return self.finding(
+        also = f", and {plural(len(beside), 'parameter')} beside them" if beside else ""
+        finding = self.finding(
             inside[0].read.name,
             headline="one module under several names",
-            subject=f"{{{_named(_relative(names))}}}: {len(names)} modules are {plural(len(modules), 'object')}, "
+            subject=f"{{{_named(_relative(names))}}}: {len(names)} modules are {plural(len(modules), 'object')}{also}, "
             f"{plural(len(storages), 'storage')}, {bytes_text(nbytes)}",
             evidence={
                 "names": _relative(names),
                 "modules": len(names),
                 "distinct_modules": len(modules),
-                "parameter_names": sum(len(paths) * n for paths, n in zip(modules, parameters, strict=True)),
-                "unique_parameters": sum(parameters),
+                "parameter_names": sum(len(paths) * n for paths, n in zip(modules, parameters, strict=True))
+                + sum(len(tie.names) for tie in beside),
+                "unique_parameters": sum(map(_is_parameter, inside)) + len(beside),
                 "distinct_storages": len(storages),
                 "bytes": nbytes,
-                "tensors": [s.read.name for s in inside],
+                "tensors": [s.read.name for s in inside] + [name for tie in beside for name in tie.names],
             },
-            why="they train as one: [layer] * n and [layer for _ in range(n)] repeat one object",
+            why="they train as one: [layer] * n and [layer for _ in range(n)] repeat one object, and copy.copy(model) "
+            "has the parts of the model",
             fix="nothing, if that is meant; else copy.deepcopy(layer) for each, or build each anew",
             source="read: instance dictionaries of nn.Module; " + _READ.removeprefix("read: "),
         )
+        warned = beside and scene.config.ties is not None
+        return msgspec.structs.replace(finding, severity="warning") if warned else finding
 
-    def _aliases(self, scene: Scene) -> Iterator[Finding]:
-        containers: dict[str, list[tuple[Subject, Subject]]] = {}
-        for group in scene.groups.values():
-            parameters: dict[tuple[Any, ...], Subject] = {}
-            for subject in group.members:
-                if _is_parameter(subject) or _is_buffer(scene, subject):
-                    parameters.setdefault(_geometry(subject.record), subject)
-            for subject in group.members if parameters else ():
-                if not _is_plain(subject) or subject.read.name.endswith((".data", ".grad")):
-                    continue
-                if _is_buffer(scene, subject):
-                    continue
-                same = parameters.get(_geometry(subject.record))
-                container = _container(subject.read.name)
-                if same is not None and container and _container(same.read.name) != container:
-                    containers.setdefault(container, []).append((subject, same))
-        inside_of: dict[str, list[Any]] = {container: [] for container in containers}
-        for subject in scene.subjects if containers else ():
-            found = inside_of.get(_container(subject.read.name))
-            if found is not None and subject.record.storage is not None:
-                found.append(subject.record.storage)
-        for container, pairs in containers.items():
-            shared = {subject.record.storage.address for subject, _ in pairs}
-            own = {storage.address: storage.nbytes for storage in inside_of[container] if storage.address not in shared}
-            aliases = [_key(subject.read.name[len(container) :]) for subject, _ in pairs]
-            first, parameter = pairs[0]
-            yield self.finding(
-                first.read.name,
-                headline="kept tensors are the live parameters and buffers",
-                subject=f"{plural(len(aliases), 'tensor')} of {container} are the memory of the module's own "
-                f"({parameter.read.name}): {sum(own.values())} bytes really kept",
-                evidence={
-                    "aliases": aliases,
-                    "bytes_really_saved": sum(own.values()),
-                    "shared_bytes": sum(subject.record.storage.nbytes for subject, _ in pairs),
-                    "tensors": [subject.read.name for subject, _ in pairs],
-                    "parameters": [parameter.read.name for _, parameter in pairs],
-                },
-                why="state_dict() answers the live memory of parameters and buffers: the next step changes these too",
-                fix="copy.deepcopy(model.state_dict()) where the values are to be kept",
-                source=_READ,
-            )
+    def _aliases(self, scene: Scene, tensors: Sequence[Subject]) -> Iterator[Finding]:
+        """Explain containers outside a model that have its memory, those that one line filled together."""
+        own: dict[tuple[Any, ...], Subject] = {}
+        for subject in tensors:
+            if _is_whole(subject) and (_is_parameter(subject) or _module_paths(scene, subject.read)):
+                own.setdefault(_geometry(subject.record), subject)
+        causes: dict[str, dict[str, Subject]] = {}
+        for subject in tensors if own else ():
+            same = own.get(_geometry(subject.record))
+            name = subject.read.name
+            container = _container(name)
+            if same is None or not container or _container(same.read.name) == container:
+                continue
+            if _is_plain(subject) and not _module_paths(scene, subject.read) and not name.endswith((".data", ".grad")):
+                causes.setdefault(place_pattern(container), {})[name] = same
+        kept: dict[str, dict[str, Subject]] = {cause: {} for cause in causes}
+        for subject in tensors if causes else ():
+            for path in (subject.read.name, *subject.read.also):
+                container = _container(path)
+                pattern = place_pattern(container) if container else ""
+                if pattern in kept:
+                    kept[pattern].setdefault(path, subject)
+                    if _module_paths(scene, subject.read):  # the module's own object, as buffers that were assigned
+                        causes[pattern].setdefault(path, subject)
+        for cause, aliases in causes.items():
+            yield self._explain_aliases(scene, aliases, kept[cause])
+
+    def _explain_aliases(self, scene: Scene, aliases: dict[str, Subject], kept: dict[str, Subject]) -> Finding:
+        """Explain tensors by path, each with the parameter or buffer it is, among all that were kept with them."""
+        shared = {s.record.storage.address: s.record.storage.nbytes for s in aliases.values()}
+        storages = {s.record.storage.address: s.record.storage.nbytes for s in kept.values()}
+        really = sum(nbytes for address, nbytes in storages.items() if address not in shared)
+        containers = list(dict.fromkeys(map(_container, aliases)))
+        owners = [(_module_paths(scene, same.read) or [same.read.name])[0] for same in aliases.values()]
+        return self.finding(
+            next(iter(aliases)),
+            headline="kept tensors are the live parameters and buffers",
+            subject=f"{plural(len(aliases), 'tensor')} of {_named(containers)} are the memory of the module's own "
+            f"({owners[0]}): {bytes_text(really)} really kept",
+            evidence={
+                "aliases": [_key(path[len(_container(path)) :]) for path in aliases],
+                "containers": containers,
+                "bytes_really_saved": really,
+                "shared_bytes": sum(shared.values()),
+                "tensors": list(aliases),
+                "parameters": owners,
+            },
+            why="state_dict() answers the live memory of parameters and buffers: the next step changes these too",
+            fix="copy.deepcopy(model.state_dict()) where the values are to be kept",
+            source=_READ,
+        )
+
+
+class _Tie(NamedTuple):
+    """Names of parameters that reach the same bytes of a storage."""
+
+    group: StorageGroup
+    record: Any
+    names: list[str]
+    short: list[str]
+    """The names without what they begin with alike."""
+    outer: str
+    """What they begin with: a model, a state dict; nothing where they differ."""
+    is_state: bool
+    shared: int
+    same_object: bool
+
+
+def _ties(scene: Scene, group: StorageGroup, tensors: Sequence[Subject]) -> Iterator[_Tie]:
+    """Answer each set of parameters that reach the same bytes, without those that are declared."""
+    parameters = [subject for subject in tensors if _is_whole(subject) and _is_parameter(subject)]
+    is_state = not parameters
+    if is_state:
+        parameters = [
+            subject
+            for subject in tensors
+            if _is_whole(subject) and any(map(_is_state_name, (subject.read.name, *subject.read.also)))
+        ]
+    for together, shared in _overlapping(scene, parameters):
+        one, *others = (subject.read.record for subject in together)
+        if any(s.record is not s.read.record for s in together) and not all(_is_kin(one.impl, o.impl) for o in others):
+            continue  # TP314 says it
+        names = [name for subject in together for name in _names(scene, subject.read)]
+        if is_state:
+            names = [name for name in _of_one_container(names) if _is_state_name(name)]
+        if len(names) < 2:
+            continue
+        if is_state:
+            outer, short = _container(names[0]), [name.rpartition("['")[2].removesuffix("']") for name in names]
+        else:
+            short = _relative(names)
+            outer = names[0].partition(".")[0] if short != names else ""
+        ties = scene.config.ties
+        if ties is None or not any(set(short) <= set(tie) for tie in ties):
+            yield _Tie(group, one, names, short, outer, is_state, shared, not others)
+
+
+def _stems(names: Sequence[str]) -> list[str]:
+    """Answer some names without the components that all of them end with: what has the same parts."""
+    parts = [name.replace("['", ".").removesuffix("']").split(".") for name in names]
+    alike = 0
+    while alike < min(map(len, parts)) - 1 and len({part[-1 - alike] for part in parts}) == 1:
+        alike += 1
+    return [".".join(part[: len(part) - alike]) for part in parts]
+
+
+def _sides(names: Sequence[str]) -> frozenset[str]:
+    return frozenset(_stems(names))
+
+
+def _tensors_over(group: StorageGroup, wrappers: dict[str, _Wrapper]) -> list[Subject]:
+    """Answer who lies in a storage: a wrapper, once, in place of the tensors that it consists of."""
+    found: dict[int, Subject] = {}
+    for subject in group.members:
+        holders = [
+            wrapper.read
+            for path in ((subject.read.name, *subject.read.also) if wrappers else ())
+            for outer, _, attribute in [path.rpartition(".")]
+            if (wrapper := wrappers.get(outer)) is not None and wrapper.consists_of(attribute, subject.record)
+        ]
+        for read in holders:
+            found.setdefault(read.record.impl.address, Subject(read, subject.record, subject.span))
+        if not holders:
+            found.setdefault(subject.record.impl.address, subject)
+    return list(found.values())
+
+
+def _is_whole(subject: Subject) -> bool:
+    """Tell whether the record is all there is of a tensor, or what a wrapper consists of."""
+    return subject.record is subject.read.record or subject.read.record.kind in _WRAPPERS
 
 
 def _is_parameter(subject: Subject) -> bool:
-    return bool(subject.record is subject.read.record and subject.read.is_parameter)
+    return subject.read.is_parameter
 
 
-def _is_buffer(scene: Scene, subject: Subject) -> bool:
-    """Tell whether a tensor is a module's own, but no parameter."""
-    return subject.record is subject.read.record and subject.read.name.rpartition(".")[0] in scene.modules
+def _module_paths(scene: Scene, read: Read) -> list[str]:
+    """Answer the names by which modules have a tensor as their own."""
+    return [path for path in (read.name, *read.also) if path.rpartition(".")[0] in scene.modules]
 
 
 def _is_plain(subject: Subject) -> bool:
-    record = subject.record
-    return record is subject.read.record and not subject.read.is_parameter and not record.impl.is_view
+    return _is_whole(subject) and not subject.read.is_parameter and not subject.read.record.impl.is_view
 
 
 def _modules_around(subject: Subject) -> set[str]:
@@ -509,7 +619,7 @@ def _modules_around(subject: Subject) -> set[str]:
 
 def _geometry(record: Any) -> tuple[Any, ...]:
     impl = record.impl
-    return impl.shape, impl.stride, impl.storage_offset, impl.dtype
+    return record.storage.address, impl.shape, impl.stride, impl.storage_offset, impl.dtype
 
 
 def _container(name: str) -> str:
@@ -517,12 +627,12 @@ def _container(name: str) -> str:
     return name.rpartition("[")[0] if name.endswith("]") else ""
 
 
-def _names(scene: Scene, subject: Subject) -> list[str]:
+def _names(scene: Scene, read: Read) -> list[str]:
     """Answer the names a tensor has in modules, each module counted once; elsewhere, those of one container.
 
     That a list of parameters or an optimizer has it as well, or that it is handed in twice, gives it no second name.
     """
-    paths = [subject.read.name, *subject.read.also]
+    paths = [read.name, *read.also]
     slots: dict[tuple[int, str], str] = {}
     for path in paths:
         module, _, name = path.rpartition(".")
@@ -645,7 +755,7 @@ class WrappersOverOne(SceneRule):
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a storage."""
-        causes: dict[tuple[str, ...], list[_Tie]] = {}
+        causes: dict[tuple[str, ...], list[_LocalTie]] = {}
         wrappers = _wrappers(scene)
         for group in scene.groups.values() if wrappers else ():
             tie = self._tie(scene, group, wrappers)
@@ -675,32 +785,26 @@ class WrappersOverOne(SceneRule):
                 source=_READ,
             )
 
-    def _tie(self, scene: Scene, group: StorageGroup, wrappers: dict[str, _Wrapper]) -> _Tie | None:
+    def _tie(self, scene: Scene, group: StorageGroup, wrappers: dict[str, _Wrapper]) -> _LocalTie | None:
         """Answer two wrappers that hold the same bytes, with the names of all that do."""
-        held: dict[int, tuple[Read, Subject]] = {}
-        for subject in group.members:
-            for path in (subject.read.name, *subject.read.also):
-                outer, _, attribute = path.rpartition(".")
-                wrapper = wrappers.get(outer)
-                if wrapper is not None and wrapper.consists_of(attribute, subject.record):
-                    held.setdefault(wrapper.read.record.impl.address, (wrapper.read, subject))
-        if any(wrapper.is_parameter for wrapper, _ in held.values()):  # others are its copies, as in a state dict
-            held = {address: pair for address, pair in held.items() if pair[0].is_parameter}
+        held = [s for s in _tensors_over(group, wrappers) if s.read.record.kind in _WRAPPERS]
+        if any(map(_is_parameter, held)):  # others are its copies, as in a state dict
+            held = list(filter(_is_parameter, held))
         pairs = [
             (one, two, shared)
-            for one, two in itertools.islice(itertools.combinations(held.values(), 2), _MOST_PAIRS)
-            if not _is_kin(one[0].record.impl, two[0].record.impl)
-            for relation, shared in [scene.overlap(one[1].record, two[1].record)]
+            for one, two in itertools.islice(itertools.combinations(held, 2), _MOST_PAIRS)
+            if not _is_kin(one.read.record.impl, two.read.record.impl)
+            for relation, shared in [scene.overlap(one.record, two.record)]
             if relation not in ("disjoint", "too_hard")
         ]
         if not pairs:
             return None
-        (one, local), (two, _), shared = pairs[0]
-        names = list(dict.fromkeys(wrapper.name for a, b, _ in pairs for wrapper, _ in (a, b)))
-        return _Tie(one, two, local, shared, names)
+        one, two, shared = pairs[0]
+        names = list(dict.fromkeys(subject.read.name for a, b, _ in pairs for subject in (a, b)))
+        return _LocalTie(one.read, two.read, one, shared, names)
 
 
-class _Tie(NamedTuple):
+class _LocalTie(NamedTuple):
     one: Read
     two: Read
     local: Subject
@@ -723,11 +827,7 @@ class _Wrapper(NamedTuple):
 
 def _wrappers(scene: Scene) -> dict[str, _Wrapper]:
     """Answer the tensors by name that hold their memory in attributes."""
-    found = {
-        read.name: _Wrapper(read, 0)
-        for read in scene.reads
-        if read.record.kind in ("wrapper_subclass", "nested_jagged")
-    }
+    found = {read.name: _Wrapper(read, 0) for read in scene.reads if read.record.kind in _WRAPPERS}
     for subject in scene.subjects if found else ():
         extent = subject.record.extent
         for path in (subject.read.name, *subject.read.also):

@@ -15,6 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import tensorplay as tp
@@ -887,6 +889,123 @@ def test_tp303_bytes_that_a_kept_dict_really_has_are_counted():
     kept = {**model.state_dict(), "step": torch.zeros(5)}
 
     assert the_finding({"model": model, "best": kept}, "TP303").evidence["bytes_really_saved"] == 20
+
+
+def test_tp303_a_loaded_state_dict_is_the_model_and_its_buffers_too():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    kept = copy.deepcopy(model.state_dict())
+    model.load_state_dict(kept, assign=True)  # the parameters are made anew, the buffers are these very tensors
+
+    for objs in ({"model": model, "kept": kept}, {"kept": kept, "model": model}):
+        evidence = the_finding(objs, "TP303").evidence
+        assert sorted(evidence["aliases"]) == sorted(kept)
+        assert (evidence["containers"], evidence["bytes_really_saved"]) == (["kept"], 0)
+
+
+def test_tp303_state_dicts_that_one_line_kept_are_one_finding():
+    model = nn.Linear(2, 1)
+
+    evidence = the_finding({"model": model, "history": [model.state_dict() for _ in range(5)]}, "TP303").evidence
+
+    assert evidence["containers"] == [f"history[{n}]" for n in range(5)]
+    assert (len(evidence["tensors"]), evidence["shared_bytes"]) == (10, 12)
+
+
+def test_tp303_two_models_of_one_state_dict_are_one_finding():
+    first, second = a_model(), a_model()
+    second.load_state_dict(first.state_dict(), assign=True)
+
+    finding = the_finding({"first": first, "second": second}, "TP303")
+
+    assert finding.subject.startswith("first, second: 6 parameters are the same in each (first.0.weight, ")
+    assert finding.subject.endswith(", 240 B shared")
+    assert sorted(finding.evidence["names"]) == sorted(
+        f"{model}.{name}" for model in ("first", "second") for name in first.state_dict()
+    )
+    assert (finding.evidence["ties"], finding.evidence["same_object"]) == (6, False)
+    assert found({"first": first, "second": copy.deepcopy(second)}, "TP303") == []
+
+
+def test_tp303_copy_of_a_module_is_one_finding_for_its_parts_and_parameters():
+    model = nn.MultiheadAttention(4, 2)
+    model.norm, model.gate = nn.LayerNorm(4), nn.Parameter(torch.ones(4))
+
+    finding = the_finding({"model": model, "copied": copy.copy(model)}, "TP303")
+
+    parameters = dict(model.named_parameters())
+    assert finding.evidence["unique_parameters"] == len(parameters)
+    assert {name.partition(".")[2] for name in finding.evidence["tensors"]} == set(parameters)
+    assert ", and 3 parameters beside them" in finding.subject
+    assert found({"model": model, "copied": copy.deepcopy(model)}, "TP303") == []
+
+
+def test_tp303_copy_of_a_layer_is_one_finding_for_all_its_parameters():
+    layer = nn.Linear(3, 3)
+
+    assert the_finding({"layer": layer, "copied": copy.copy(layer)}, "TP303").evidence["names"] == [
+        "layer.weight", "copied.weight", "layer.bias", "copied.bias",
+    ]  # fmt: skip
+
+
+def test_tp303_ties_between_other_pairs_of_layers_are_other_causes():
+    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
+    for one, other in ((0, 1), (2, 3)):
+        layers[other].weight, layers[other].bias = layers[one].weight, layers[one].bias
+
+    assert [f.evidence["names"] for f in found({"layers": layers}, "TP303")] == [
+        [f"{one}.weight", f"{other}.weight", f"{one}.bias", f"{other}.bias"] for one, other in ((0, 1), (2, 3))
+    ]
+
+
+def test_tp303_a_tie_inside_a_state_dict_names_the_dict():
+    assert (
+        "{emb.weight, head.weight} of best: one storage" in the_finding({"best": Tied().state_dict()}, "TP303").subject
+    )
+
+
+def of_dtensors() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    return distribute_module(model, init_device_mesh("cpu", (1,)))
+
+
+def sharded() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    for part in (*model, model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def of_wrappers() -> nn.Module:
+    model = nn.Linear(3, 3)
+    for name, parameter in list(model.named_parameters()):
+        setattr(model, name, nn.Parameter(Over(parameter.data)))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [of_dtensors, sharded, of_wrappers])
+def test_tp303_kept_state_dict_of_wrappers_is_what_they_hold(single_process_group, make):
+    model = make()
+    best = model.state_dict()
+
+    finding = the_finding({"model": model, "best": best}, "TP303")
+
+    assert (finding.evidence["aliases"], finding.evidence["bytes_really_saved"]) == (list(best), 0)
+    assert finding.evidence["tensors"] == [f"best['{name}']" for name in best]
+    assert finding.evidence["parameters"] == [f"model.{name}" for name in best]
+    assert codes({"model": model, "best": copy.deepcopy(best) if make is not of_wrappers else {}}) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tie", [True, False])
+def test_tp303_one_dtensor_under_two_names(single_process_group, tie):
+    model = distribute_module(Tied(tie=False), init_device_mesh("cpu", (1,)))
+    if tie:
+        model.head.weight = model.emb.weight
+
+    for objs in ({"model": model}, {"state": model.state_dict()}):
+        assert [f.evidence["names"] for f in found(objs, "TP303")] == [["emb.weight", "head.weight"]] * tie
+        assert codes(objs) == ["TP303"] * tie
 
 
 @pytest.mark.parametrize(
