@@ -50,7 +50,7 @@ def test_editing_a_column_of_a_weight_is_unsafe_while_grad_mode_is_on(grad_mode)
         assert verdict
         assert loud(verdict) == []
         return
-    assert_unsafe(verdict, "TP201", "12 of 48 B")
+    assert_unsafe(verdict, "TP201", "12 B of 48 B")
     evidence = verdict.evidence
     assert (evidence["storage_nbytes"], evidence["view_nbytes"], evidence["base_is_leaf"]) == (48, 12, True)
     assert "safe under no_grad" in verdict.reasons[0]
