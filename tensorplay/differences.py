@@ -10,9 +10,9 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 import msgspec
 
-from tensorplay.layers import WITH_MEMORY, Change, Comparison, TensorRecord
+from tensorplay.layers import WITH_MEMORY, ArrayRecord, Change, Comparison, TensorRecord
 
-__all__ = ["changed_fields", "changes_between", "compared", "region", "same_order"]
+__all__ = ["array_region", "changed_fields", "changes_between", "compared", "region", "same_order"]
 
 _LAYERS = ("python", "impl", "storage", "data", "extent")
 
@@ -75,6 +75,13 @@ def region(record: Any, origin: int = 0) -> tuple[Any, ...] | None:
         return None
     start = record.data.pointer - origin if origin else 0
     return impl.shape, impl.stride, impl.storage_offset, impl.itemsize, start
+
+
+def array_region(array: ArrayRecord, origin: int) -> tuple[Any, ...]:
+    """Answer what C.overlap_of() takes: an array's strides are bytes, so that its elements are a dimension of bytes."""
+    steps = sum(abs(step) * (size - 1) for size, step in zip(array.shape, array.stride_bytes, strict=True))
+    itemsize = array.end - array.begin - steps  # what is left of its extent past its steps
+    return (*array.shape, itemsize), (*array.stride_bytes, 1), 0, 1, array.pointer - origin
 
 
 def same_order(a: Any, b: Any) -> bool | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tensorplay._native import C
 from tensorplay.arrays import read_array
 from tensorplay.callers import Caller
-from tensorplay.differences import region
+from tensorplay.differences import array_region, region
 from tensorplay.inspection import CALL_REFS, MAX_TENSORS, outside_compiled_code
 from tensorplay.layers import (
     WITH_MEMORY,
@@ -338,7 +338,7 @@ def _range(blocks: Sequence[_Block], handle: str | None) -> SharedRange | None:
                 regions.append((*found[:4], block.begin - origin))
                 members.append(_member(member, origin))
         for array in block.arrays:
-            regions.append(_array_region(array, origin))
+            regions.append(array_region(array, origin))
             members.append(
                 SharedMember(
                     name=array.name,
@@ -348,7 +348,7 @@ def _range(blocks: Sequence[_Block], handle: str | None) -> SharedRange | None:
                     shape=array.shape,
                     first_byte=array.begin - origin,
                     needed_nbytes=array.end - origin,
-                    visible_nbytes=C.coverage_of([_array_region(array, array.begin)], array.end - array.begin)[0],
+                    visible_nbytes=C.coverage_of([array_region(array, array.begin)], array.end - array.begin)[0],
                     also=array.also,
                 )
             )
@@ -362,15 +362,3 @@ def _range(blocks: Sequence[_Block], handle: str | None) -> SharedRange | None:
         overlap=_of_pairs(regions),
         members=tuple(members),
     )
-
-
-def _array_region(array: ArrayRecord, origin: int) -> tuple[Any, ...]:
-    """Answer what C.overlap_of() takes: an array's strides are bytes, so that its elements are a dimension of bytes."""
-    itemsize = _itemsize(array)
-    return (*array.shape, itemsize), (*array.stride_bytes, 1), 0, 1, array.pointer - origin
-
-
-def _itemsize(array: ArrayRecord) -> int:
-    """Answer the bytes of an element: what is left of the array's extent past its steps."""
-    steps = sum(abs(step) * (size - 1) for size, step in zip(array.shape, array.stride_bytes, strict=True))
-    return array.end - array.begin - steps

@@ -12,7 +12,7 @@ from tensorplay.layers import Finding
 from tensorplay.reports import Read
 from tensorplay.rules.registry import SceneRule
 from tensorplay.scene import Beyond, Scene, StorageGroup, Subject
-from tensorplay.words import bytes_text, describe, place_pattern, plural
+from tensorplay.words import bytes_text, describe, place_pattern, plural, shape_text
 
 __all__ = ["PartialOverlap", "PinnedStorage", "SavesWholeStorage", "SharedParameters", "WrappersOverOne"]
 
@@ -108,8 +108,9 @@ class PartialOverlap(SceneRule):
 
 def _cause(group: StorageGroup) -> tuple[Any, ...]:
     """Answer what storages have in common that one line of code kept: the place, and the form."""
-    record = group.members[0].record
-    return place_pattern(group.members[0].read.name), record.impl.dtype, record.impl.dim
+    first = group.members[0]
+    form = (first.record.impl.dtype, first.record.impl.dim) if first.array is None else len(first.array.shape)
+    return place_pattern(first.read.name), form
 
 
 class PinnedStorage(SceneRule):
@@ -120,7 +121,7 @@ class PinnedStorage(SceneRule):
     Of each storage, the bytes that the tensors handed in reach, those that any other live tensor of the process
     reaches, and those that the autograd graphs behind live tensors saved. What is left is memory that only the views
     keep. It counts from 16 KiB and half of the storage on (`pinned-nbytes` and `pinned-share` in
-    `[tool.tensorplay]`).
+    `[tool.tensorplay]`). A NumPy array that alone keeps a tensor, as `x[:10].numpy()` does, is a view as well.
 
     ## Why it matters
 
@@ -132,7 +133,8 @@ class PinnedStorage(SceneRule):
 
     Where an owner in C++ may see the rest (a gradient's slot, a future, a DLPack capsule), it counts as seen. Foreign
     memory (NumPy, DLPack), mapped files, memory that other processes share, storages that are copied on their first
-    write, and gradients that autograd keeps are passed over. The base that a view names is no other tensor: it lives
+    write, and gradients that autograd keeps are passed over, and so are arrays that lend their memory on or share a
+    lender. The base that a view names is no other tensor: it lives
     through the view.
 
     ## Example
@@ -163,7 +165,7 @@ class PinnedStorage(SceneRule):
         """Explain one finding a place and form: what one line of code kept."""
         causes: dict[tuple[Any, ...], list[_Pinned]] = {}
         for address, pinned in scene.pinned.items():
-            group = scene.groups[address]
+            group = scene.storages[address]
             causes.setdefault(_cause(group), []).append(_Pinned(group, pinned, scene.unseen[address]))
         for storages in causes.values():
             yield self._explain(scene, storages)
@@ -176,10 +178,14 @@ class PinnedStorage(SceneRule):
         members = [member for storage in storages for member in storage.group.members]
         seen = scene.reached_by_members(group)
         several = len(members) > 1
-        also = f"; {plural(len(members), 'tensor')} hold {bytes_text(retained)} in this way" if several else ""
+        array = subject.array
+        noun = "tensor" if array is None else "array"
+        also = f"; {plural(len(members), noun)} hold {bytes_text(retained)} in this way" if several else ""
         contiguous = subject.record.extent.contiguous
-        how = "clone()" if contiguous else "clone() or contiguous()"
-        if subject.record.impl.requires_grad and subject.record.impl.base_is_leaf:  # its graph leads to the base
+        how = "copy()" if array is not None else "clone()" if contiguous else "clone() or contiguous()"
+        if (
+            array is None and subject.record.impl.requires_grad and subject.record.impl.base_is_leaf
+        ):  # its graph leads to the base
             how = "detach().clone()"
         others = sum(len(storage.beyond.records) for storage in storages)
         # Those see nothing of the rest, and keep it all the same.
@@ -188,7 +194,7 @@ class PinnedStorage(SceneRule):
             subject.read.name,
             headline="small view keeps a large storage alive",
             subject=(
-                f"{describe(subject.record)}  {bytes_text(seen)} used of a storage of {bytes_text(group.nbytes)} "
+                f"{_what(subject)}  {bytes_text(seen)} used of a storage of {bytes_text(group.nbytes)} "
                 f"({_share(seen, group.nbytes)}){also}"
             ),
             evidence={
@@ -203,14 +209,23 @@ class PinnedStorage(SceneRule):
                 "other_tensors": others,
                 "is_view": subject.record.impl.is_view,
                 "contiguous": contiguous,
+                "is_array": array is not None,
                 "tensors": [member.read.name for member in members],
             },
-            why="the storage is freed only with its last tensor, and no other tensor sees the rest; torch.save and "
-            "pickle write all of it",
+            why="the storage is freed only with its last tensor, and no other tensor sees the rest; "
+            + (
+                "torch.save and pickle write all of it" if array is None else "the array keeps the tensor that lends it"
+            ),
             fix=f"{how} {'each' if several else 'it'}{and_others}: copies {bytes_text(retained - pinned)}, frees "
             f"{bytes_text(pinned)}",
             source=_READ,
         )
+
+
+def _what(subject: Subject) -> str:
+    if subject.array is None:
+        return describe(subject.record)
+    return f"array of {subject.array.dtype}{shape_text(subject.array.shape)}"
 
 
 class _Pinned(NamedTuple):
@@ -274,7 +289,7 @@ class SavesWholeStorage(SceneRule):
         """Explain one finding a place and form."""
         causes: dict[tuple[Any, ...], list[tuple[StorageGroup, Beyond]]] = {}
         for address, beyond in scene.unseen.items():
-            if address not in scene.pinned:
+            if address not in scene.pinned and address not in scene.array_groups:  # NumPy saves what an array shows
                 group = scene.groups[address]
                 causes.setdefault(_cause(group), []).append((group, beyond))
         for storages in causes.values():

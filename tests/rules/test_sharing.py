@@ -237,6 +237,60 @@ def test_tp301_array_that_only_a_view_keeps_fires(make):
     assert [f.code for f in tp.check({"x": make()}).findings if f.severity != "info"] == ["TP301"]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(100, 1000)[:, 0].numpy(),
+        lambda: torch.zeros(100, 1000, requires_grad=True)[:, 0].detach().numpy(),
+        lambda: torch.zeros(100, 1000).numpy()[:, 0],
+        lambda: torch.zeros(100, 1000).numpy()[::-1, 3][2:],
+        lambda: np.asarray(torch.zeros(LARGE)[10:20]),
+    ],
+)
+def test_tp301_array_of_a_dropped_tensor_fires(make):
+    rows = [make() for _ in range(3)]
+
+    finding = the_finding({"rows": rows}, "TP301")
+
+    assert (finding.severity, finding.evidence["tensors"]) == ("warning", ["rows[0]", "rows[1]", "rows[2]"])
+    assert (finding.evidence["view_nbytes"], finding.evidence["storage_nbytes"]) == (rows[0].nbytes, 400_000)
+    assert (finding.evidence["storages"], finding.evidence["pinned_nbytes"]) == (3, 3 * (400_000 - rows[0].nbytes))
+    assert (
+        finding.fix == f"copy() each: copies {3 * rows[0].nbytes / 1024:.1f} KiB, frees 1.1 MiB" or rows[0].size == 10
+    )
+    assert codes({"rows": [row.copy() for row in rows]}) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (x := torch.zeros(LARGE), (x, x[:10].numpy()))[1],
+        lambda: torch.zeros(LARGE).numpy(),
+        lambda: (array := torch.zeros(LARGE).numpy(), (array, array[:10]))[1],
+        lambda: torch.zeros(LARGE)[: LARGE - 10].numpy(),
+        lambda: torch.zeros(LARGE).share_memory_()[:10].numpy(),
+        lambda: np.zeros(LARGE)[:10],
+        lambda: torch.from_numpy(np.zeros(LARGE)[:10]).numpy(),
+    ],
+)
+def test_tp301_is_silent_for_arrays_whose_memory_is_seen_or_not_ours(make):
+    assert codes({"x": make()}) == []
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda x: x, lambda x: x[:], lambda x: x.numpy(), lambda x: (x * x.requires_grad_()).sum()]
+)
+def test_tp301_is_silent_for_an_array_while_its_tensor_lives(hold):
+    x = torch.zeros(LARGE)
+    row, held = x[:10].detach().numpy(), hold(x)
+    del x
+
+    assert codes({"row": row}) == []
+    del held
+    gc.collect()
+    assert codes({"row": row}) == ["TP301"]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize(
     "make",
