@@ -20,11 +20,11 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.arrays import Owner
-from tensorplay.differences import array_region, region
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
 from tensorplay.live import Live, LiveTensor
 from tensorplay.reports import Read, inner_model
 from tensorplay.selection import Config, load_config
+from tensorplay.storages import array_region, region
 
 __all__ = ["Beyond", "Lent", "Mapping", "Pairs", "Scene", "StorageGroup", "Subject"]
 

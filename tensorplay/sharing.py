@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from tensorplay._native import C
 from tensorplay.arrays import read_array
 from tensorplay.callers import Caller
-from tensorplay.differences import array_region, region
 from tensorplay.inspection import CALL_REFS, MAX_TENSORS, outside_compiled_code
 from tensorplay.layers import (
     WITH_MEMORY,
@@ -25,6 +24,7 @@ from tensorplay.layers import (
 )
 from tensorplay.live import Live, LiveTensor, scope_names
 from tensorplay.reports import Read, Report
+from tensorplay.storages import array_region, parts, region
 from tensorplay.walk import Place, find_tensors
 from tensorplay.words import describe, plural
 
@@ -167,26 +167,22 @@ def _saved(roots: Sequence[Any], known: set[int]) -> tuple[list[_Member], list[U
     return members, unread
 
 
-def _parts(member: _Member) -> Iterator[_Member]:
-    """Answer a tensor that has memory, or those that have it and that it is made of."""
-    if member.record.kind in WITH_MEMORY:
-        yield member
-    for role, inner in member.record.inner:
-        yield from _parts(_Member(f"{member.name}.{role}", member.named, member.role, inner))
-
-
 def _by_storage(members: Iterable[_Member]) -> dict[int, list[_Member]]:
     groups: dict[int, list[_Member]] = {}
     seen: set[int] = set()
     for outer in members:
-        for member in _parts(outer):
-            record = member.record
-            if record.storage is None or record.data is None or not isinstance(record.storage.nbytes, int):
+        for path, record in parts(outer.record):
+            if record.storage is None or record.data is None or record.kind not in WITH_MEMORY:
+                continue
+            if not isinstance(record.storage.nbytes, int):
                 continue
             # Without bytes there is nothing to share.
             if record.storage.nbytes == 0 or record.data.pointer == 0 or record.impl.address in seen:
                 continue
             seen.add(record.impl.address)
+            member = (
+                outer if record is outer.record else _Member(f"{outer.name}{path}", outer.named, outer.role, record)
+            )
             groups.setdefault(record.storage.address, []).append(member)
     return groups
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tensorplay.layers import Finding
+from tensorplay.layers import WRAPPERS, Finding
 from tensorplay.reports import Read
 from tensorplay.rules.registry import SceneRule
 from tensorplay.scene import Beyond, Scene, StorageGroup, Subject
@@ -20,10 +20,6 @@ _READ = "read: c10/core/StorageImpl.h size_bytes_, refcount; c10/core/TensorImpl
 _MOST_NAMED = 4
 _MOST_PAIRS = 2_000
 """So many pairs of wrappers over one storage are compared."""
-
-
-_WRAPPERS = ("wrapper_subclass", "nested_jagged")
-"""Kinds that hold their memory in attributes."""
 
 
 def _named(names: Sequence[str]) -> str:
@@ -558,7 +554,7 @@ def _ties(scene: Scene, group: StorageGroup, tensors: Sequence[Subject]) -> Iter
         ]
     for together, shared in _overlapping(scene, parameters):
         one, *others = (subject.read.record for subject in together)
-        if any(s.record is not s.read.record for s in together) and not all(_is_kin(one.impl, o.impl) for o in others):
+        if any(s.record is not s.read.record for s in together) and not all(_is_kin(together[0], s) for s in together):
             continue  # TP314 says it
         names = [name for subject in together for name in _names(scene, subject.read)]
         if is_state:
@@ -607,7 +603,7 @@ def _tensors_over(group: StorageGroup, wrappers: dict[str, _Wrapper]) -> list[Su
 
 def _is_whole(subject: Subject) -> bool:
     """Tell whether the record is all there is of a tensor, or what a wrapper consists of."""
-    return subject.record is subject.read.record or subject.read.record.kind in _WRAPPERS
+    return subject.record is subject.read.record or subject.read.record.kind in WRAPPERS
 
 
 def _is_parameter(subject: Subject) -> bool:
@@ -707,8 +703,9 @@ class WrappersOverOne(SceneRule):
     ## What it checks
 
     Wrapper subclasses have no memory of their own: their pointer is null and says nothing. The tensors they hold in
-    attributes are compared instead, by the bytes they reach. Views of one wrapper, what `detach()` made of it, copies
-    of a parameter in a state dict, and parts beside the main one, as offsets and scales, are passed over.
+    attributes are compared instead, by the bytes they reach; of jagged nested tensors their values. Views of one
+    wrapper, what `detach()` made of it, copies of a parameter in a state dict, and parts beside the main one, as
+    offsets and scales, are passed over.
 
     ## Why it matters
 
@@ -802,13 +799,13 @@ class WrappersOverOne(SceneRule):
 
     def _tie(self, scene: Scene, group: StorageGroup, wrappers: dict[str, _Wrapper]) -> _LocalTie | None:
         """Answer two wrappers that hold the same bytes, with the names of all that do."""
-        held = [s for s in _tensors_over(group, wrappers) if s.read.record.kind in _WRAPPERS]
+        held = [s for s in _tensors_over(group, wrappers) if s.read.record.kind in WRAPPERS]
         if any(map(_is_parameter, held)):  # others are its copies, as in a state dict
             held = list(filter(_is_parameter, held))
         pairs = [
             (one, two, shared)
             for one, two in itertools.islice(itertools.combinations(held, 2), _MOST_PAIRS)
-            if not _is_kin(one.read.record.impl, two.read.record.impl)
+            if not _is_kin(one, two)
             for relation, shared in [scene.overlap(one.record, two.record)]
             if relation not in ("disjoint", "too_hard")
         ]
@@ -842,7 +839,7 @@ class _Wrapper(NamedTuple):
 
 def _wrappers(scene: Scene) -> dict[str, _Wrapper]:
     """Answer the tensors by name that hold their memory in attributes."""
-    found = {read.name: _Wrapper(read, 0) for read in scene.reads if read.record.kind in _WRAPPERS}
+    found = {read.name: _Wrapper(read, 0) for read in scene.reads if read.record.kind in WRAPPERS}
     for subject in scene.subjects if found else ():
         extent = subject.record.extent
         for path in (subject.read.name, *subject.read.also):
@@ -852,8 +849,14 @@ def _wrappers(scene: Scene) -> dict[str, _Wrapper]:
     return found
 
 
-def _is_kin(one: Any, two: Any) -> bool:
-    """Tell whether one wrapper is a view of the other, of the same base, or what detach() made of it."""
+def _is_kin(a: Subject, b: Subject) -> bool:
+    """Tell whether one wrapper is a view of the other, of the same base, or what detach() made of it.
+
+    Each of these makes the values of a jagged tensor anew: two that have one object were built over it.
+    """
+    one, two = a.read.record.impl, b.read.record.impl
+    if a.read.record.kind == "nested_jagged" and a.record.impl.address == b.record.impl.address:
+        return bool(one.address == two.address)
     if one.version_counter is not None and one.version_counter == two.version_counter:
         return True
     return len({one.base or one.address, two.base or two.address}) == 1

@@ -1153,7 +1153,7 @@ def test_tp314_two_wrappers_over_one_tensor_fire():
         lambda: (p := nn.Parameter(Over(torch.ones(4))), (p, p.detach(), p.data))[1],
         lambda: (
             x := torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(5, 3)], layout=torch.jagged),
-            (x, x * 2, x.sin(), x.detach(), x.transpose(1, 2)),
+            (x, x * 2, x.sin(), x.detach(), x.transpose(1, 2), x.chunk(2), x.unsqueeze(-1), x.values()),
         )[1],
     ],
 )
@@ -1177,6 +1177,20 @@ def test_tp314_two_parameters_over_one_tensor_fire_although_a_state_dict_is_besi
     finding = the_finding({"one": one, "two": two, "kept": one.detach()}, "TP314")
 
     assert finding.evidence["tensors"] == ["one", "two"]
+
+
+def jagged(values: torch.Tensor, *ends: int) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *ends]))
+
+
+@pytest.mark.parametrize("other", [(2, 7), (3, 7)])
+def test_tp314_two_jagged_tensors_over_one_buffer_fire(other):
+    values = torch.ones(7, 3)
+
+    finding = the_finding({"a": jagged(values, 2, 7), "b": jagged(values, *other)}, "TP314")
+
+    assert (finding.evidence["shared_bytes"], finding.evidence["tensors"]) == (84, ["a", "b"])
+    assert found({"a": jagged(values, 2, 7), "b": jagged(values.clone(), *other)}, "TP314") == []
 
 
 def test_tp314_is_one_finding_for_what_one_line_made():
