@@ -126,9 +126,9 @@ def _prefixed(opened: _Opened, folder: Path) -> dict[str, object]:
 
 
 def _describe(opened: _Opened, records: Sequence[TensorRecord], complete: bool) -> CheckpointFile:
-    storages = storages_of(records).values()
+    storages = storages_of(records, C.coverage_of).values()
     wasted = [storage.wasted() for storage in storages]
-    reached = (part.extent.nbytes for record in records for part in parts(record) if part.extent is not None)
+    reached = (part.extent.nbytes for record in records for _, part in parts(record) if part.extent is not None)
     return CheckpointFile(
         path=str(opened.path),
         format=opened.format,

@@ -73,7 +73,7 @@ def compare(a: torch.Tensor | Report, b: torch.Tensor | Report) -> Report:
         for name, x in zip(ROOTS, (a, b), strict=True)
     ]  # fmt: skip
     report = report_of(reads, caller, report_unused=False)
-    compare_two(report)
+    compare_two(report, a, b, 1)
     finding = _LAYOUT.of_pair(*report.records, gradient=C.grad_object(a) is b)
     if finding is not None:
         report.add_findings(select_findings([finding], caller=caller, config=lenient_config(caller)).findings)

@@ -11,17 +11,21 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import msgspec
 
 from tensorplay.layers import WITH_MEMORY, Change, Comparison, TensorRecord
+from tensorplay.storages import parts, region
 
 __all__ = [
     "FilePlace",
+    "Held",
     "changed_fields",
     "changes_between",
     "compared",
     "file_places",
     "may_be_mapped",
-    "region",
     "same_order",
 ]
+
+Held = Sequence[tuple[str, TensorRecord]]
+"""Tensors that a wrapper holds in attributes, by their path below it."""
 
 _LAYERS = ("python", "impl", "storage", "data", "extent")
 
@@ -72,20 +76,6 @@ def _as_json(value: object) -> object:
 # -- two tensors ------------------------------------------------------------------------------------------------------
 
 
-def region(record: Any, origin: int = 0) -> tuple[Any, ...] | None:
-    """Answer what C.overlap_of() takes, where a record's bytes lie in its own storage; native records do as well.
-
-    Args:
-        record: the record.
-        origin: address that byte offsets count from; 0 for the storage's own beginning.
-    """
-    impl, extent = record.impl, record.extent
-    if record.kind not in WITH_MEMORY or extent is None or extent.needed_nbytes is None or impl.stride is None:
-        return None
-    start = record.data.pointer - origin if origin else 0
-    return impl.shape, impl.stride, impl.storage_offset, impl.itemsize, start
-
-
 class FilePlace(NamedTuple):
     """Where in a file some memory lies that is mapped from it."""
 
@@ -133,8 +123,8 @@ def same_order(a: Any, b: Any) -> bool | None:
     return all(size == 1 or one == two for size, one, two in steps)
 
 
-def compared(a: TensorRecord, b: TensorRecord) -> Comparison:
-    """Put two records of one moment beside each other."""
+def compared(a: TensorRecord, b: TensorRecord, held: Sequence[Held] = ((), ())) -> Comparison:
+    """Put two records of one moment beside each other, with what each holds in attributes where it is a wrapper."""
     same_object = a.python is not None and b.python is not None and a.python.address == b.python.address
     same_impl = a.impl.address == b.impl.address
     same_storage = None if a.storage is None or b.storage is None else a.storage.address == b.storage.address
@@ -142,11 +132,11 @@ def compared(a: TensorRecord, b: TensorRecord) -> Comparison:
     same_pointer = None if None in pointers else pointers[0] == pointers[1]
     counters = [record.impl.version_counter for record in (a, b)]
     same_counter = None if None in counters else counters[0] == counters[1]
-    relation, shared, mapped = _overlap(a, b, bool(same_storage))
+    relation, shared, mapped = _overlap(a, b)
     return Comparison(
         a=a.name,
         b=b.name,
-        verdict=_verdict(a, b, same_object, same_impl, same_storage, same_counter, relation, shared, mapped),
+        verdict=_verdict(a, b, same_object, same_impl, same_storage, same_counter, relation, shared, mapped, held),
         same_object=same_object,
         same_impl=same_impl,
         same_storage=same_storage,
@@ -166,9 +156,10 @@ class _Overlap(NamedTuple):
     """How one file is mapped twice, where that makes bytes at different addresses the same."""
 
 
-def _overlap(a: TensorRecord, b: TensorRecord, same_storage: bool) -> _Overlap:
-    if a.data is None or b.data is None:
+def _overlap(a: TensorRecord, b: TensorRecord) -> _Overlap:
+    if a.data is None or b.data is None or a.storage is None or b.storage is None:
         return _Overlap(None, None)
+    same_storage = a.storage.address == b.storage.address
     if not same_storage and (0 in (a.data.pointer, b.data.pointer) or a.data.device != b.data.device):
         # Storages without memory, or of two devices: they have no byte in common.
         both = a.kind in WITH_MEMORY and b.kind in WITH_MEMORY
@@ -214,6 +205,7 @@ def _verdict(
     relation: str | None,
     shared: int | None,
     mapped: str,
+    held: Sequence[Held],
 ) -> str:
     if same_object:
         return "one tensor: the same Python object"
@@ -244,7 +236,9 @@ def _verdict(
         without = next((r for r in (a, b) if r.storage is None or r.kind not in WITH_MEMORY), None)
         if without is None:
             return f"two storages, {_unmeasured(a, b)}: whether they have bytes in common is not known"
-        return f"{pair}: a {without.kind.replace('_', ' ')} tensor has no memory of its own to share{_inside(a, b)}"
+        return (
+            f"{pair}: a {without.kind.replace('_', ' ')} tensor has no memory of its own to share{_inside(a, b, held)}"
+        )
     null = [r for r in (a, b) if r.data is not None and r.data.pointer == 0]
     said = "; null pointers, which prove nothing" if len(null) == 2 else ""
     return f"two storages, no byte in common{said}"
@@ -255,27 +249,21 @@ def _unmeasured(a: TensorRecord, b: TensorRecord) -> str:
     return f"a {record.kind.replace('_', ' ')} tensor has no strides"
 
 
-def _parts(record: TensorRecord) -> Iterator[TensorRecord]:
-    """Answer a tensor that has memory, or those that have it and that it is made of."""
-    if record.kind in WITH_MEMORY:
-        yield record
-        return
-    for inner in record.inner:
-        yield from _parts(inner.record)
-
-
-def _inside(a: TensorRecord, b: TensorRecord) -> str:
+def _inside(a: TensorRecord, b: TensorRecord, held: Sequence[Held]) -> str:
     """Say which tensors that two are made of have bytes in common."""
-    pairs = [(one, two) for one in _parts(a) for two in _parts(b)]
-    shared = []
-    for one, two in pairs:
-        same = one.storage is not None and two.storage is not None and one.storage.address == two.storage.address
-        if one.impl.address == two.impl.address or _overlap(one, two, same)[0] not in (None, "disjoint"):
-            shared.append(f"{one.name} and {two.name}")
-    if shared:
-        return f"; {', '.join(shared)} have bytes in common"
-    wrapped = any(not record.inner and record.kind == "wrapper_subclass" for record in (a, b))
-    return "; check() compares the tensors that a wrapper holds" if wrapped else ""
+    if any(record.kind == "wrapper_subclass" and not found for record, found in zip((a, b), held, strict=True)):
+        return ""
+    one, two = (
+        [(f"{record.name}{role}", part) for role, part in (*parts(record), *found)]
+        for record, found in zip((a, b), held, strict=True)
+    )
+    shared = [
+        f"{name} and {other_name}"
+        for name, part in one
+        for other_name, other in two
+        if part.impl.address == other.impl.address or _overlap(part, other)[0] not in (None, "disjoint")
+    ]
+    return f"; {', '.join(shared)} have bytes in common" if shared else ""
 
 
 def _kinship(a: TensorRecord, b: TensorRecord) -> str:

@@ -19,9 +19,9 @@ from torch._C._dynamo import eval_frame
 from tensorplay.arrays import owner_of, producer_of, read_array
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name
-from tensorplay.differences import changes_between, compared
+from tensorplay.differences import Held, changes_between, compared
 from tensorplay.errors import InconsistentTensor
-from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord, Truncated, Unread
+from tensorplay.layers import WITH_MEMORY, WRAPPERS, Finding, TensorRecord, Truncated, Unread
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.foreign import NotMapped
 from tensorplay.rules.registry import SceneRule, record_rules, scene_rules
@@ -127,9 +127,10 @@ def inspect(
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
     paths = [] if title is None else [read.name for read in reads]
+    second = next((n for n, read in enumerate(reads) if ROOTS[1] in (read.name, *read.also)), 0)
     report = report_of(reads, caller, report_unused=not quiet, **beside)
     if label is not None and title is None:
-        compare_two(report)
+        compare_two(report, x, label, second)
     if title is not None:
         _compare_with_last(title, report, paths)
     if not quiet and not in_ipython():
@@ -464,11 +465,22 @@ def _explain_scene(scene: Scene, rules: Iterable[SceneRule]) -> Iterator[Finding
         yield from rule.findings(scene)
 
 
-def compare_two(report: Report) -> None:
-    """Put the two tensors of a report beside each other; the same tensor twice is one record."""
-    records = report.records
-    if len(records) in (1, 2):
-        report.replace_document(comparison=compared(records[0], records[-1]))
+def compare_two(report: Report, x: torch.Tensor, y: torch.Tensor, second: int) -> None:
+    """Put two tensors beside each other: the first record of a report, and the second or the same."""
+    one, two = report.records[0], report.records[second]
+    report.replace_document(comparison=compared(one, two, (_held_by(x, one), _held_by(y, two))))
+
+
+def _held_by(tensor: torch.Tensor, record: TensorRecord) -> Held:
+    """Read what a wrapper consists of; beside the values of a jagged tensor nothing, as offsets."""
+    if record.kind not in WRAPPERS:
+        return ()
+    found = find_tensors([("", tensor)], most=MAX_TENSORS)
+    return [
+        (place.path, Read(place.path, C.read(place.tensor, 2)).model())
+        for place in found.places
+        if place.path and (record.kind != "nested_jagged" or place.path == "._values")
+    ]
 
 
 def _nothing_found(call: str, x: object, container: bool = True) -> str:

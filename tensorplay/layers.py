@@ -52,6 +52,9 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 WITH_MEMORY = frozenset({"strided", "quantized", "nested"})
 """Kinds whose elements lie in their own storage; the others are made of other tensors or have no memory by design."""
 
+WRAPPERS = frozenset({"wrapper_subclass", "nested_jagged"})
+"""Kinds whose elements lie in tensors that their attributes name."""
+
 
 class PythonLayer(msgspec.Struct, frozen=True, kw_only=True):
     """The Python object."""

@@ -20,11 +20,11 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.arrays import Owner
-from tensorplay.differences import region
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
 from tensorplay.live import Live, LiveTensor
 from tensorplay.reports import Read, inner_model
 from tensorplay.selection import Config, load_config
+from tensorplay.storages import array_region, region
 
 __all__ = ["Beyond", "Lent", "Mapping", "Pairs", "Scene", "StorageGroup", "Subject"]
 
@@ -55,10 +55,19 @@ class Subject(NamedTuple):
     record: Any
     span: tuple[int, int] | None
     """The addresses its elements lie in, where it has any in CPU memory that its storage covers."""
+    array: ArrayRecord | None = None
+    """The array that alone keeps the tensor, and whose name the read has."""
 
     def model(self) -> TensorRecord:
         """Copy the record into the model, under its path."""
         return self.read.model() if self.record is self.read.record else inner_model(self.read, self.record)
+
+    @property
+    def region(self) -> tuple[Any, ...] | None:
+        """What C.overlap_of() takes, for the bytes of the storage that it shows."""
+        if self.array is None:
+            return region(self.record)
+        return array_region(self.array, self.record.data.pointer)
 
 
 class StorageGroup(NamedTuple):
@@ -165,6 +174,24 @@ class Scene:
             found.setdefault(storage.address, StorageGroup(storage.address, storage.nbytes, [])).members.append(subject)
         return found
 
+    @functools.cached_property
+    def array_groups(self) -> dict[int, StorageGroup]:
+        """The storages that arrays keep, through a tensor that nobody else has, and no tensor among the objects."""
+        found: dict[int, StorageGroup] = {}
+        for array, owner in self.arrays:
+            lender = owner.lenders[0].tensor if owner is not None and owner.sole and owner.lenders else None
+            if lender is None or lender.storage.address in self.groups:
+                continue
+            group = StorageGroup(lender.storage.address, lender.storage.nbytes, [])
+            members = found.setdefault(group.address, group).members
+            members.append(Subject(Read(array.name, lender, list(array.also)), lender, None, array))
+        return found
+
+    @functools.cached_property
+    def storages(self) -> dict[int, StorageGroup]:
+        """The groups, and the array groups after them."""
+        return self.groups | self.array_groups
+
     def overlap(self, a: Any, b: Any) -> tuple[str, int | None]:
         """Answer how the bytes of two records over one storage lie to each other, and how many they share."""
         one, two = region(a), region(b)
@@ -222,22 +249,21 @@ class Scene:
             open_ones.append(number)
         return found, True
 
-    def reached(self, records: Iterable[Any], nbytes: int) -> int:
-        """Answer how many bytes of a storage some records reach, at most where that is too hard to count.
+    def reached(self, regions: Sequence[tuple[Any, ...] | None], nbytes: int) -> int:
+        """Answer how many bytes of a storage some regions reach, at most where that is too hard to count.
 
         One whose geometry is not known, as a nested tensor's, may reach all of it.
         """
-        regions = [region(record) for record in records]
         known = [found for found in regions if found is not None]
         return C.coverage_of(known, nbytes)[2] if len(known) == len(regions) else nbytes
 
     def reached_by_members(self, group: StorageGroup) -> int:
         """Answer how many bytes of a storage the objects themselves reach, at most."""
-        return self.reached((subject.record for subject in group.members), group.nbytes)
+        return self.reached([subject.region for subject in group.members], group.nbytes)
 
     def beyond(self, addresses: Iterable[int]) -> dict[int, Beyond]:
         """Look in the whole process for who else reaches into some of the groups' storages."""
-        wanted = [self.groups[address] for address in addresses]
+        wanted = [self.storages[address] for address in addresses]
         if not wanted:
             return {}
         live = Live()
@@ -256,7 +282,7 @@ class Scene:
     def unseen(self) -> dict[int, Beyond]:
         """Who else reaches into the storages of which the objects themselves see too little."""
         found = []
-        for group in self.groups.values():
+        for group in self.storages.values():
             if group.nbytes < self.config.pinned_nbytes or not _is_own_memory(group.members):
                 continue
             if all(subject.read.name.endswith(".grad") for subject in group.members):
@@ -272,9 +298,9 @@ class Scene:
         for address, beyond in self.unseen.items():
             if beyond.unexplained or beyond.storage_held:
                 continue  # an owner in C++ may see the rest
-            group = self.groups[address]
-            records = [*(subject.record for subject in group.members), *beyond.records]
-            pinned = group.nbytes - self.reached(records, group.nbytes)
+            group = self.storages[address]
+            regions = [subject.region for subject in group.members] + [region(record) for record in beyond.records]
+            pinned = group.nbytes - self.reached(regions, group.nbytes)
             if self.counts_as_waste(pinned, group.nbytes):
                 found[address] = pinned
         return found

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tensorplay._native import C
 from tensorplay.arrays import read_array
 from tensorplay.callers import Caller
-from tensorplay.differences import FilePlace, file_places, may_be_mapped, region
+from tensorplay.differences import FilePlace, file_places, may_be_mapped
 from tensorplay.inspection import CALL_REFS, MAX_TENSORS, outside_compiled_code
 from tensorplay.layers import (
     WITH_MEMORY,
@@ -25,6 +25,7 @@ from tensorplay.layers import (
 )
 from tensorplay.live import Live, LiveTensor, scope_names
 from tensorplay.reports import Read, Report
+from tensorplay.storages import array_region, parts, region
 from tensorplay.walk import Place, find_tensors
 from tensorplay.words import describe, plural
 
@@ -169,26 +170,22 @@ def _saved(roots: Sequence[Any], known: set[int]) -> tuple[list[_Member], list[U
     return members, unread
 
 
-def _parts(member: _Member) -> Iterator[_Member]:
-    """Answer a tensor that has memory, or those that have it and that it is made of."""
-    if member.record.kind in WITH_MEMORY:
-        yield member
-    for role, inner in member.record.inner:
-        yield from _parts(_Member(f"{member.name}.{role}", member.named, member.role, inner))
-
-
 def _by_storage(members: Iterable[_Member]) -> dict[int, list[_Member]]:
     groups: dict[int, list[_Member]] = {}
     seen: set[int] = set()
     for outer in members:
-        for member in _parts(outer):
-            record = member.record
-            if record.storage is None or record.data is None or not isinstance(record.storage.nbytes, int):
+        for path, record in parts(outer.record):
+            if record.storage is None or record.data is None or record.kind not in WITH_MEMORY:
+                continue
+            if not isinstance(record.storage.nbytes, int):
                 continue
             # Without bytes there is nothing to share.
             if record.storage.nbytes == 0 or record.data.pointer == 0 or record.impl.address in seen:
                 continue
             seen.add(record.impl.address)
+            member = (
+                outer if record is outer.record else _Member(f"{outer.name}{path}", outer.named, outer.role, record)
+            )
             groups.setdefault(record.storage.address, []).append(member)
     return groups
 
@@ -374,7 +371,7 @@ def _range(blocks: Sequence[_Block], at: Sequence[int], handle: str | None) -> I
                 regions.append(found)
                 members.append(_member(member, origin))
         for array in block.arrays:
-            regions.append(_array_region(array, origin))
+            regions.append(array_region(array, origin))
             members.append(
                 SharedMember(
                     name=array.name,
@@ -384,7 +381,7 @@ def _range(blocks: Sequence[_Block], at: Sequence[int], handle: str | None) -> I
                     shape=array.shape,
                     first_byte=array.begin - origin,
                     needed_nbytes=array.end - origin,
-                    visible_nbytes=C.coverage_of([_array_region(array, array.begin)], array.end - array.begin)[0],
+                    visible_nbytes=C.coverage_of([array_region(array, array.begin)], array.end - array.begin)[0],
                     also=array.also,
                 )
             )
@@ -398,15 +395,3 @@ def _range(blocks: Sequence[_Block], at: Sequence[int], handle: str | None) -> I
         overlap=_of_pairs(regions),
         members=tuple(members),
     )
-
-
-def _array_region(array: ArrayRecord, origin: int) -> tuple[Any, ...]:
-    """Answer what C.overlap_of() takes: an array's strides are bytes, so that its elements are a dimension of bytes."""
-    itemsize = _itemsize(array)
-    return (*array.shape, itemsize), (*array.stride_bytes, 1), 0, 1, array.pointer - origin
-
-
-def _itemsize(array: ArrayRecord) -> int:
-    """Answer the bytes of an element: what is left of the array's extent past its steps."""
-    steps = sum(abs(step) * (size - 1) for size, step in zip(array.shape, array.stride_bytes, strict=True))
-    return array.end - array.begin - steps

@@ -184,7 +184,7 @@ def _visible(record: TensorRecord) -> str:
     extent = record.extent
     if extent is None or extent.visible_nbytes is None or extent.storage_nbytes is None:
         return ""
-    return f", {extent.visible_nbytes} of {bytes_text(extent.storage_nbytes)}"
+    return f", {bytes_text(extent.visible_nbytes)} of {bytes_text(extent.storage_nbytes)}"
 
 
 _MADE = {

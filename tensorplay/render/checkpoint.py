@@ -173,7 +173,7 @@ def _bare(name: str, file: CheckpointFile) -> str:
 def _row(record: TensorRecord, file: CheckpointFile, uses: dict[int, StorageUse]) -> _Row:
     found: dict[int, StorageUse] = {}
     nbytes = 0
-    for part in parts(record):
+    for _, part in parts(record):
         nbytes += (part.extent.nbytes if part.extent is not None else None) or 0
         if part.storage is not None and part.storage.address in uses:
             found[part.storage.address] = uses[part.storage.address]

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tensorplay.layers import Finding
+from tensorplay.layers import WRAPPERS, Finding
 from tensorplay.reports import Read
 from tensorplay.rules.registry import SceneRule
 from tensorplay.scene import Beyond, Scene, StorageGroup, Subject
-from tensorplay.words import bytes_text, describe, place_pattern, plural
+from tensorplay.words import bytes_text, describe, place_pattern, plural, shape_text
 
 __all__ = ["PartialOverlap", "PinnedStorage", "SavesWholeStorage", "SharedParameters", "WrappersOverOne"]
 
@@ -104,8 +104,9 @@ class PartialOverlap(SceneRule):
 
 def _cause(group: StorageGroup) -> tuple[Any, ...]:
     """Answer what storages have in common that one line of code kept: the place, and the form."""
-    record = group.members[0].record
-    return place_pattern(group.members[0].read.name), record.impl.dtype, record.impl.dim
+    first = group.members[0]
+    form = (first.record.impl.dtype, first.record.impl.dim) if first.array is None else len(first.array.shape)
+    return place_pattern(first.read.name), form
 
 
 class PinnedStorage(SceneRule):
@@ -116,7 +117,7 @@ class PinnedStorage(SceneRule):
     Of each storage, the bytes that the tensors handed in reach, those that any other live tensor of the process
     reaches, and those that the autograd graphs behind live tensors saved. What is left is memory that only the views
     keep. It counts from 16 KiB and half of the storage on (`pinned-nbytes` and `pinned-share` in
-    `[tool.tensorplay]`).
+    `[tool.tensorplay]`). A NumPy array that alone keeps a tensor, as `x[:10].numpy()` does, is a view as well.
 
     ## Why it matters
 
@@ -128,7 +129,8 @@ class PinnedStorage(SceneRule):
 
     Where an owner in C++ may see the rest (a gradient's slot, a future, a DLPack capsule), it counts as seen. Foreign
     memory (NumPy, DLPack), mapped files, memory that other processes share, storages that are copied on their first
-    write, and gradients that autograd keeps are passed over. The base that a view names is no other tensor: it lives
+    write, and gradients that autograd keeps are passed over, and so are arrays that lend their memory on or share a
+    lender. The base that a view names is no other tensor: it lives
     through the view.
 
     ## Example
@@ -159,7 +161,7 @@ class PinnedStorage(SceneRule):
         """Explain one finding a place and form: what one line of code kept."""
         causes: dict[tuple[Any, ...], list[_Pinned]] = {}
         for address, pinned in scene.pinned.items():
-            group = scene.groups[address]
+            group = scene.storages[address]
             causes.setdefault(_cause(group), []).append(_Pinned(group, pinned, scene.unseen[address]))
         for storages in causes.values():
             yield self._explain(scene, storages)
@@ -172,10 +174,14 @@ class PinnedStorage(SceneRule):
         members = [member for storage in storages for member in storage.group.members]
         seen = scene.reached_by_members(group)
         several = len(members) > 1
-        also = f"; {plural(len(members), 'tensor')} hold {bytes_text(retained)} in this way" if several else ""
+        array = subject.array
+        noun = "tensor" if array is None else "array"
+        also = f"; {plural(len(members), noun)} hold {bytes_text(retained)} in this way" if several else ""
         contiguous = subject.record.extent.contiguous
-        how = "clone()" if contiguous else "clone() or contiguous()"
-        if subject.record.impl.requires_grad and subject.record.impl.base_is_leaf:  # its graph leads to the base
+        how = "copy()" if array is not None else "clone()" if contiguous else "clone() or contiguous()"
+        if (
+            array is None and subject.record.impl.requires_grad and subject.record.impl.base_is_leaf
+        ):  # its graph leads to the base
             how = "detach().clone()"
         others = sum(len(storage.beyond.records) for storage in storages)
         # Those see nothing of the rest, and keep it all the same.
@@ -184,7 +190,7 @@ class PinnedStorage(SceneRule):
             subject.read.name,
             headline="small view keeps a large storage alive",
             subject=(
-                f"{describe(subject.record)}  {bytes_text(seen)} used of a storage of {bytes_text(group.nbytes)} "
+                f"{_what(subject)}  {bytes_text(seen)} used of a storage of {bytes_text(group.nbytes)} "
                 f"({_share(seen, group.nbytes)}){also}"
             ),
             evidence={
@@ -199,14 +205,23 @@ class PinnedStorage(SceneRule):
                 "other_tensors": others,
                 "is_view": subject.record.impl.is_view,
                 "contiguous": contiguous,
+                "is_array": array is not None,
                 "tensors": [member.read.name for member in members],
             },
-            why="the storage is freed only with its last tensor, and no other tensor sees the rest; torch.save and "
-            "pickle write all of it",
+            why="the storage is freed only with its last tensor, and no other tensor sees the rest; "
+            + (
+                "torch.save and pickle write all of it" if array is None else "the array keeps the tensor that lends it"
+            ),
             fix=f"{how} {'each' if several else 'it'}{and_others}: copies {bytes_text(retained - pinned)}, frees "
             f"{bytes_text(pinned)}",
             source=_READ,
         )
+
+
+def _what(subject: Subject) -> str:
+    if subject.array is None:
+        return describe(subject.record)
+    return f"array of {subject.array.dtype}{shape_text(subject.array.shape)}"
 
 
 class _Pinned(NamedTuple):
@@ -270,7 +285,7 @@ class SavesWholeStorage(SceneRule):
         """Explain one finding a place and form."""
         causes: dict[tuple[Any, ...], list[tuple[StorageGroup, Beyond]]] = {}
         for address, beyond in scene.unseen.items():
-            if address not in scene.pinned:
+            if address not in scene.pinned and address not in scene.array_groups:  # NumPy saves what an array shows
                 group = scene.groups[address]
                 causes.setdefault(_cause(group), []).append((group, beyond))
         for storages in causes.values():
@@ -313,7 +328,8 @@ class SharedParameters(SceneRule):
     Parameters that reach the same bytes: one Parameter under two names in modules, or two over one storage; tensors of
     a state dict that do; modules that are one object under several names; tensors outside a model, as those of
     `state_dict()`, that are its parameters' memory. Parameters that share a storage but no byte, as slices of a flat
-    buffer, are no tie, nor is one that a list or an optimizer has as well.
+    buffer, are no tie, nor is one that a list or an optimizer has as well. Of DTensors and other wrappers the tensors
+    they hold are compared. What two models, or a model and a state dict, have in common is one finding.
 
     ## Why it matters
 
@@ -354,53 +370,61 @@ class SharedParameters(SceneRule):
     code = "TP303"
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
-        """Explain one finding a group of names, one a repeated module, one a container of aliases."""
-        for group in scene.groups.values():
-            yield from self._ties(scene, group)
-        yield from self._repeated(scene)
-        yield from self._aliases(scene)
+        """Explain one finding a pair of containers: models, modules, state dicts, lists."""
+        wrappers = _wrappers(scene)
+        tensors = {address: _tensors_over(group, wrappers) for address, group in scene.groups.items()}
+        ties: dict[frozenset[str], list[_Tie]] = {}
+        for address, over in tensors.items():
+            for tie in _ties(scene, scene.groups[address], over):
+                ties.setdefault(_sides(tie.names), []).append(tie)
+        repeated = list(self._repeated(scene, ties))
+        for together in ties.values():
+            yield self._explain_ties(scene, together)
+        yield from repeated
+        yield from self._aliases(scene, [subject for over in tensors.values() for subject in over])
 
-    def _ties(self, scene: Scene, group: StorageGroup) -> Iterator[Finding]:
-        """Explain each set of parameters that reach the same bytes."""
-        parameters = [subject for subject in group.members if _is_parameter(subject)]
-        is_state = not parameters
-        if is_state:
-            parameters = [
-                subject
-                for subject in group.members
-                if subject.record is subject.read.record
-                and any(map(_is_state_name, (subject.read.name, *subject.read.also)))
-            ]
-        for together, shared in _overlapping(scene, parameters):
-            names = [name for subject in together for name in _names(scene, subject)]
-            if is_state:
-                names = [name for name in _of_one_container(names) if _is_state_name(name)]
-            short = [name.rpartition("['")[2].removesuffix("']") for name in names] if is_state else _relative(names)
-            ties = scene.config.ties
-            if len(names) < 2 or (ties is not None and any(set(short) <= set(tie) for tie in ties)):
-                continue
-            record = together[0].record
-            finding = self.finding(
-                names[0],
-                headline="parameters share a storage",
-                subject=f"{describe(record)}  {{{_named(short)}}}: one storage, {shared} shared bytes of "
-                f"{group.nbytes}",
-                evidence={
-                    "names": short,
-                    "shared_bytes": shared,
-                    "storage": group.address,
-                    "storage_nbytes": group.nbytes,
-                    "same_object": len(together) == 1,
-                    "tensors": names,
-                },
-                why="a change through one name reaches all of them; a format without sharing wants one name",
-                fix="nothing, if they are tied on purpose; else nn.Parameter(weight.detach().clone()) under one name",
-                source=_READ,
+    def _explain_ties(self, scene: Scene, ties: Sequence[_Tie]) -> Finding:
+        first = ties[0]
+        names = [name for tie in ties for name in tie.short]
+        shared = sum(tie.shared for tie in ties)
+        nbytes = sum({tie.group.address: tie.group.nbytes for tie in ties}.values())
+        if len(ties) == 1:
+            inside = f" of {first.outer}" if first.outer else ""
+            subject = (
+                f"{describe(first.record)}  {{{_named(names)}}}{inside}: one storage, {bytes_text(shared)} of "
+                f"{bytes_text(nbytes)} shared"
             )
-            yield finding if ties is None else msgspec.structs.replace(finding, severity="warning")
+        else:
+            sides = list(dict.fromkeys(side for side in _stems(first.short if first.is_state else first.names)))
+            inside = f" of {first.outer}" if first.is_state else ""
+            subject = (
+                f"{_named(sides)}{inside}: {len(ties)} parameters are the same in each ({_named(names)}), "
+                f"{bytes_text(shared)} shared"
+            )
+        finding = self.finding(
+            first.names[0],
+            headline="parameters share a storage",
+            subject=subject,
+            evidence={
+                "names": names,
+                "ties": len(ties),
+                "shared_bytes": shared,
+                "storage": first.group.address,
+                "storage_nbytes": nbytes,
+                "same_object": all(tie.same_object for tie in ties),
+                "tensors": [name for tie in ties for name in tie.names],
+            },
+            why="a change through one name reaches all of them; a format without sharing wants one name",
+            fix="nothing, if they are tied on purpose; else nn.Parameter(weight.detach().clone()) under one name",
+            source=_READ,
+        )
+        return finding if scene.config.ties is None else msgspec.structs.replace(finding, severity="warning")
 
-    def _repeated(self, scene: Scene) -> Iterator[Finding]:
-        """Explain modules that have several paths, those in one place of a model together."""
+    def _repeated(self, scene: Scene, ties: dict[frozenset[str], list[_Tie]]) -> Iterator[Finding]:
+        """Explain modules that have several paths, those in one place of a model together, with the ties beside them.
+
+        Takes these ties away: copy.copy() of a module shares its parts and its parameters alike.
+        """
         inside: dict[str, list[Subject]] = {paths[0]: [] for paths in scene.repeated_modules}
         for subject in scene.subjects if inside else ():
             if subject.record is not subject.read.record or subject.record.storage is None:
@@ -410,92 +434,189 @@ class SharedParameters(SceneRule):
         causes: dict[tuple[str, ...], list[Sequence[str]]] = {}
         for paths in scene.repeated_modules:
             if inside[paths[0]]:
-                causes.setdefault(tuple(sorted(set(map(place_pattern, paths)))), []).append(paths)
+                causes.setdefault(tuple(sorted(set(map(place_pattern, _stems(paths))))), []).append(paths)
         for modules in causes.values():
-            yield self._explain_repeated(modules, [inside[paths[0]] for paths in modules])
+            sides = {_sides(paths): None for paths in modules}
+            beside = [tie for side in sides for tie in ties.pop(side, ())]
+            yield self._explain_repeated(scene, modules, [inside[paths[0]] for paths in modules], beside)
 
-    def _explain_repeated(self, modules: Sequence[Sequence[str]], parts: Sequence[Sequence[Subject]]) -> Finding:
-        inside = [subject for part in parts for subject in part]
+    def _explain_repeated(
+        self, scene: Scene, modules: Sequence[Sequence[str]], parts: Sequence[Sequence[Subject]], beside: Sequence[_Tie]
+    ) -> Finding:
+        inside = list({id(subject): subject for part in parts for subject in part}.values())
         parameters = [sum(map(_is_parameter, part)) for part in parts]
         names = [path for paths in modules for path in paths]
         storages = {s.record.storage.address: s.record.storage.nbytes for s in inside}
+        storages |= {tie.group.address: tie.group.nbytes for tie in beside}
         nbytes = sum(n for n in storages.values() if isinstance(n, int))
-        return self.finding(
+        also = f", and {plural(len(beside), 'parameter')} beside them" if beside else ""
+        finding = self.finding(
             inside[0].read.name,
             headline="one module under several names",
-            subject=f"{{{_named(_relative(names))}}}: {len(names)} modules are {plural(len(modules), 'object')}, "
+            subject=f"{{{_named(_relative(names))}}}: {len(names)} modules are {plural(len(modules), 'object')}{also}, "
             f"{plural(len(storages), 'storage')}, {bytes_text(nbytes)}",
             evidence={
                 "names": _relative(names),
                 "modules": len(names),
                 "distinct_modules": len(modules),
-                "parameter_names": sum(len(paths) * n for paths, n in zip(modules, parameters, strict=True)),
-                "unique_parameters": sum(parameters),
+                "parameter_names": sum(len(paths) * n for paths, n in zip(modules, parameters, strict=True))
+                + sum(len(tie.names) for tie in beside),
+                "unique_parameters": sum(map(_is_parameter, inside)) + len(beside),
                 "distinct_storages": len(storages),
                 "bytes": nbytes,
-                "tensors": [s.read.name for s in inside],
+                "tensors": [s.read.name for s in inside] + [name for tie in beside for name in tie.names],
             },
-            why="they train as one: [layer] * n and [layer for _ in range(n)] repeat one object",
+            why="they train as one: [layer] * n and [layer for _ in range(n)] repeat one object, and copy.copy(model) "
+            "has the parts of the model",
             fix="nothing, if that is meant; else copy.deepcopy(layer) for each, or build each anew",
             source="read: instance dictionaries of nn.Module; " + _READ.removeprefix("read: "),
         )
+        warned = beside and scene.config.ties is not None
+        return msgspec.structs.replace(finding, severity="warning") if warned else finding
 
-    def _aliases(self, scene: Scene) -> Iterator[Finding]:
-        containers: dict[str, list[tuple[Subject, Subject]]] = {}
-        for group in scene.groups.values():
-            parameters: dict[tuple[Any, ...], Subject] = {}
-            for subject in group.members:
-                if _is_parameter(subject) or _is_buffer(scene, subject):
-                    parameters.setdefault(_geometry(subject.record), subject)
-            for subject in group.members if parameters else ():
-                if not _is_plain(subject) or subject.read.name.endswith((".data", ".grad")):
-                    continue
-                if _is_buffer(scene, subject):
-                    continue
-                same = parameters.get(_geometry(subject.record))
-                container = _container(subject.read.name)
-                if same is not None and container and _container(same.read.name) != container:
-                    containers.setdefault(container, []).append((subject, same))
-        inside_of: dict[str, list[Any]] = {container: [] for container in containers}
-        for subject in scene.subjects if containers else ():
-            found = inside_of.get(_container(subject.read.name))
-            if found is not None and subject.record.storage is not None:
-                found.append(subject.record.storage)
-        for container, pairs in containers.items():
-            shared = {subject.record.storage.address for subject, _ in pairs}
-            own = {storage.address: storage.nbytes for storage in inside_of[container] if storage.address not in shared}
-            aliases = [_key(subject.read.name[len(container) :]) for subject, _ in pairs]
-            first, parameter = pairs[0]
-            yield self.finding(
-                first.read.name,
-                headline="kept tensors are the live parameters and buffers",
-                subject=f"{plural(len(aliases), 'tensor')} of {container} are the memory of the module's own "
-                f"({parameter.read.name}): {sum(own.values())} bytes really kept",
-                evidence={
-                    "aliases": aliases,
-                    "bytes_really_saved": sum(own.values()),
-                    "shared_bytes": sum(subject.record.storage.nbytes for subject, _ in pairs),
-                    "tensors": [subject.read.name for subject, _ in pairs],
-                    "parameters": [parameter.read.name for _, parameter in pairs],
-                },
-                why="state_dict() answers the live memory of parameters and buffers: the next step changes these too",
-                fix="copy.deepcopy(model.state_dict()) where the values are to be kept",
-                source=_READ,
-            )
+    def _aliases(self, scene: Scene, tensors: Sequence[Subject]) -> Iterator[Finding]:
+        """Explain containers outside a model that have its memory, those that one line filled together."""
+        own: dict[tuple[Any, ...], Subject] = {}
+        for subject in tensors:
+            if _is_whole(subject) and (_is_parameter(subject) or _module_paths(scene, subject.read)):
+                own.setdefault(_geometry(subject.record), subject)
+        causes: dict[str, dict[str, Subject]] = {}
+        for subject in tensors if own else ():
+            same = own.get(_geometry(subject.record))
+            name = subject.read.name
+            container = _container(name)
+            if same is None or not container or _container(same.read.name) == container:
+                continue
+            if _is_plain(subject) and not _module_paths(scene, subject.read) and not name.endswith((".data", ".grad")):
+                causes.setdefault(place_pattern(container), {})[name] = same
+        kept: dict[str, dict[str, Subject]] = {cause: {} for cause in causes}
+        for subject in tensors if causes else ():
+            for path in (subject.read.name, *subject.read.also):
+                container = _container(path)
+                pattern = place_pattern(container) if container else ""
+                if pattern in kept:
+                    kept[pattern].setdefault(path, subject)
+                    if _module_paths(scene, subject.read):  # the module's own object, as buffers that were assigned
+                        causes[pattern].setdefault(path, subject)
+        for cause, aliases in causes.items():
+            yield self._explain_aliases(scene, aliases, kept[cause])
+
+    def _explain_aliases(self, scene: Scene, aliases: dict[str, Subject], kept: dict[str, Subject]) -> Finding:
+        """Explain tensors by path, each with the parameter or buffer it is, among all that were kept with them."""
+        shared = {s.record.storage.address: s.record.storage.nbytes for s in aliases.values()}
+        storages = {s.record.storage.address: s.record.storage.nbytes for s in kept.values()}
+        really = sum(nbytes for address, nbytes in storages.items() if address not in shared)
+        containers = list(dict.fromkeys(map(_container, aliases)))
+        owners = [(_module_paths(scene, same.read) or [same.read.name])[0] for same in aliases.values()]
+        return self.finding(
+            next(iter(aliases)),
+            headline="kept tensors are the live parameters and buffers",
+            subject=f"{plural(len(aliases), 'tensor')} of {_named(containers)} are the memory of the module's own "
+            f"({owners[0]}): {bytes_text(really)} really kept",
+            evidence={
+                "aliases": [_key(path[len(_container(path)) :]) for path in aliases],
+                "containers": containers,
+                "bytes_really_saved": really,
+                "shared_bytes": sum(shared.values()),
+                "tensors": list(aliases),
+                "parameters": owners,
+            },
+            why="state_dict() answers the live memory of parameters and buffers: the next step changes these too",
+            fix="copy.deepcopy(model.state_dict()) where the values are to be kept",
+            source=_READ,
+        )
+
+
+class _Tie(NamedTuple):
+    """Names of parameters that reach the same bytes of a storage."""
+
+    group: StorageGroup
+    record: Any
+    names: list[str]
+    short: list[str]
+    """The names without what they begin with alike."""
+    outer: str
+    """What they begin with: a model, a state dict; nothing where they differ."""
+    is_state: bool
+    shared: int
+    same_object: bool
+
+
+def _ties(scene: Scene, group: StorageGroup, tensors: Sequence[Subject]) -> Iterator[_Tie]:
+    """Answer each set of parameters that reach the same bytes, without those that are declared."""
+    parameters = [subject for subject in tensors if _is_whole(subject) and _is_parameter(subject)]
+    is_state = not parameters
+    if is_state:
+        parameters = [
+            subject
+            for subject in tensors
+            if _is_whole(subject) and any(map(_is_state_name, (subject.read.name, *subject.read.also)))
+        ]
+    for together, shared in _overlapping(scene, parameters):
+        one, *others = (subject.read.record for subject in together)
+        if any(s.record is not s.read.record for s in together) and not all(_is_kin(together[0], s) for s in together):
+            continue  # TP314 says it
+        names = [name for subject in together for name in _names(scene, subject.read)]
+        if is_state:
+            names = [name for name in _of_one_container(names) if _is_state_name(name)]
+        if len(names) < 2:
+            continue
+        if is_state:
+            outer, short = _container(names[0]), [name.rpartition("['")[2].removesuffix("']") for name in names]
+        else:
+            short = _relative(names)
+            outer = names[0].partition(".")[0] if short != names else ""
+        ties = scene.config.ties
+        if ties is None or not any(set(short) <= set(tie) for tie in ties):
+            yield _Tie(group, one, names, short, outer, is_state, shared, not others)
+
+
+def _stems(names: Sequence[str]) -> list[str]:
+    """Answer some names without the components that all of them end with: what has the same parts."""
+    parts = [name.replace("['", ".").removesuffix("']").split(".") for name in names]
+    alike = 0
+    while alike < min(map(len, parts)) - 1 and len({part[-1 - alike] for part in parts}) == 1:
+        alike += 1
+    return [".".join(part[: len(part) - alike]) for part in parts]
+
+
+def _sides(names: Sequence[str]) -> frozenset[str]:
+    return frozenset(_stems(names))
+
+
+def _tensors_over(group: StorageGroup, wrappers: dict[str, _Wrapper]) -> list[Subject]:
+    """Answer who lies in a storage: a wrapper, once, in place of the tensors that it consists of."""
+    found: dict[int, Subject] = {}
+    for subject in group.members:
+        holders = [
+            wrapper.read
+            for path in ((subject.read.name, *subject.read.also) if wrappers else ())
+            for outer, _, attribute in [path.rpartition(".")]
+            if (wrapper := wrappers.get(outer)) is not None and wrapper.consists_of(attribute, subject.record)
+        ]
+        for read in holders:
+            found.setdefault(read.record.impl.address, Subject(read, subject.record, subject.span))
+        if not holders:
+            found.setdefault(subject.record.impl.address, subject)
+    return list(found.values())
+
+
+def _is_whole(subject: Subject) -> bool:
+    """Tell whether the record is all there is of a tensor, or what a wrapper consists of."""
+    return subject.record is subject.read.record or subject.read.record.kind in WRAPPERS
 
 
 def _is_parameter(subject: Subject) -> bool:
-    return bool(subject.record is subject.read.record and subject.read.is_parameter)
+    return subject.read.is_parameter
 
 
-def _is_buffer(scene: Scene, subject: Subject) -> bool:
-    """Tell whether a tensor is a module's own, but no parameter."""
-    return subject.record is subject.read.record and subject.read.name.rpartition(".")[0] in scene.modules
+def _module_paths(scene: Scene, read: Read) -> list[str]:
+    """Answer the names by which modules have a tensor as their own."""
+    return [path for path in (read.name, *read.also) if path.rpartition(".")[0] in scene.modules]
 
 
 def _is_plain(subject: Subject) -> bool:
-    record = subject.record
-    return record is subject.read.record and not subject.read.is_parameter and not record.impl.is_view
+    return _is_whole(subject) and not subject.read.is_parameter and not subject.read.record.impl.is_view
 
 
 def _modules_around(subject: Subject) -> set[str]:
@@ -509,7 +630,7 @@ def _modules_around(subject: Subject) -> set[str]:
 
 def _geometry(record: Any) -> tuple[Any, ...]:
     impl = record.impl
-    return impl.shape, impl.stride, impl.storage_offset, impl.dtype
+    return record.storage.address, impl.shape, impl.stride, impl.storage_offset, impl.dtype
 
 
 def _container(name: str) -> str:
@@ -517,12 +638,12 @@ def _container(name: str) -> str:
     return name.rpartition("[")[0] if name.endswith("]") else ""
 
 
-def _names(scene: Scene, subject: Subject) -> list[str]:
+def _names(scene: Scene, read: Read) -> list[str]:
     """Answer the names a tensor has in modules, each module counted once; elsewhere, those of one container.
 
     That a list of parameters or an optimizer has it as well, or that it is handed in twice, gives it no second name.
     """
-    paths = [subject.read.name, *subject.read.also]
+    paths = [read.name, *read.also]
     slots: dict[tuple[int, str], str] = {}
     for path in paths:
         module, _, name = path.rpartition(".")
@@ -582,8 +703,9 @@ class WrappersOverOne(SceneRule):
     ## What it checks
 
     Wrapper subclasses have no memory of their own: their pointer is null and says nothing. The tensors they hold in
-    attributes are compared instead, by the bytes they reach. Views of one wrapper, what `detach()` made of it, copies
-    of a parameter in a state dict, and parts beside the main one, as offsets and scales, are passed over.
+    attributes are compared instead, by the bytes they reach; of jagged nested tensors their values. Views of one
+    wrapper, what `detach()` made of it, copies of a parameter in a state dict, and parts beside the main one, as
+    offsets and scales, are passed over.
 
     ## Why it matters
 
@@ -645,7 +767,7 @@ class WrappersOverOne(SceneRule):
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding a storage."""
-        causes: dict[tuple[str, ...], list[_Tie]] = {}
+        causes: dict[tuple[str, ...], list[_LocalTie]] = {}
         wrappers = _wrappers(scene)
         for group in scene.groups.values() if wrappers else ():
             tie = self._tie(scene, group, wrappers)
@@ -675,32 +797,26 @@ class WrappersOverOne(SceneRule):
                 source=_READ,
             )
 
-    def _tie(self, scene: Scene, group: StorageGroup, wrappers: dict[str, _Wrapper]) -> _Tie | None:
+    def _tie(self, scene: Scene, group: StorageGroup, wrappers: dict[str, _Wrapper]) -> _LocalTie | None:
         """Answer two wrappers that hold the same bytes, with the names of all that do."""
-        held: dict[int, tuple[Read, Subject]] = {}
-        for subject in group.members:
-            for path in (subject.read.name, *subject.read.also):
-                outer, _, attribute = path.rpartition(".")
-                wrapper = wrappers.get(outer)
-                if wrapper is not None and wrapper.consists_of(attribute, subject.record):
-                    held.setdefault(wrapper.read.record.impl.address, (wrapper.read, subject))
-        if any(wrapper.is_parameter for wrapper, _ in held.values()):  # others are its copies, as in a state dict
-            held = {address: pair for address, pair in held.items() if pair[0].is_parameter}
+        held = [s for s in _tensors_over(group, wrappers) if s.read.record.kind in WRAPPERS]
+        if any(map(_is_parameter, held)):  # others are its copies, as in a state dict
+            held = list(filter(_is_parameter, held))
         pairs = [
             (one, two, shared)
-            for one, two in itertools.islice(itertools.combinations(held.values(), 2), _MOST_PAIRS)
-            if not _is_kin(one[0].record.impl, two[0].record.impl)
-            for relation, shared in [scene.overlap(one[1].record, two[1].record)]
+            for one, two in itertools.islice(itertools.combinations(held, 2), _MOST_PAIRS)
+            if not _is_kin(one, two)
+            for relation, shared in [scene.overlap(one.record, two.record)]
             if relation not in ("disjoint", "too_hard")
         ]
         if not pairs:
             return None
-        (one, local), (two, _), shared = pairs[0]
-        names = list(dict.fromkeys(wrapper.name for a, b, _ in pairs for wrapper, _ in (a, b)))
-        return _Tie(one, two, local, shared, names)
+        one, two, shared = pairs[0]
+        names = list(dict.fromkeys(subject.read.name for a, b, _ in pairs for subject in (a, b)))
+        return _LocalTie(one.read, two.read, one, shared, names)
 
 
-class _Tie(NamedTuple):
+class _LocalTie(NamedTuple):
     one: Read
     two: Read
     local: Subject
@@ -723,11 +839,7 @@ class _Wrapper(NamedTuple):
 
 def _wrappers(scene: Scene) -> dict[str, _Wrapper]:
     """Answer the tensors by name that hold their memory in attributes."""
-    found = {
-        read.name: _Wrapper(read, 0)
-        for read in scene.reads
-        if read.record.kind in ("wrapper_subclass", "nested_jagged")
-    }
+    found = {read.name: _Wrapper(read, 0) for read in scene.reads if read.record.kind in WRAPPERS}
     for subject in scene.subjects if found else ():
         extent = subject.record.extent
         for path in (subject.read.name, *subject.read.also):
@@ -737,8 +849,14 @@ def _wrappers(scene: Scene) -> dict[str, _Wrapper]:
     return found
 
 
-def _is_kin(one: Any, two: Any) -> bool:
-    """Tell whether one wrapper is a view of the other, of the same base, or what detach() made of it."""
+def _is_kin(a: Subject, b: Subject) -> bool:
+    """Tell whether one wrapper is a view of the other, of the same base, or what detach() made of it.
+
+    Each of these makes the values of a jagged tensor anew: two that have one object were built over it.
+    """
+    one, two = a.read.record.impl, b.read.record.impl
+    if a.read.record.kind == "nested_jagged" and a.record.impl.address == b.record.impl.address:
+        return bool(one.address == two.address)
     if one.version_counter is not None and one.version_counter == two.version_counter:
         return True
     return len({one.base or one.address, two.base or two.address}) == 1

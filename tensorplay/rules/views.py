@@ -38,7 +38,7 @@ def _subject(group: Sequence[TensorRecord]) -> str:
     extent = record.extent
     sizes = ""
     if extent is not None and extent.visible_nbytes is not None and extent.storage_nbytes is not None:
-        sizes = f"  {extent.visible_nbytes} of {bytes_text(extent.storage_nbytes)}"
+        sizes = f"  {bytes_text(extent.visible_nbytes)} of {bytes_text(extent.storage_nbytes)}"
     bases = len({record.impl.base for record in group})
     of = "that base" if bases == 1 else f"{bases} bases"
     also = f", and {plural(len(group) - 1, 'more view')} of {of}" if len(group) > 1 else ""

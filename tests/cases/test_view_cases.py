@@ -50,7 +50,7 @@ def test_editing_a_column_of_a_weight_is_unsafe_while_grad_mode_is_on(grad_mode)
         assert verdict
         assert loud(verdict) == []
         return
-    assert_unsafe(verdict, "TP201", "12 of 48 B")
+    assert_unsafe(verdict, "TP201", "12 B of 48 B")
     evidence = verdict.evidence
     assert (evidence["storage_nbytes"], evidence["view_nbytes"], evidence["base_is_leaf"]) == (48, 12, True)
     assert "safe under no_grad" in verdict.reasons[0]
@@ -152,7 +152,7 @@ def test_one_matrix_under_two_names_of_a_state_dict_is_stated():
     finding = the_finding(report, "TP303")
     assert loud(report) == []
     assert (finding.evidence["shared_bytes"], finding.evidence["storage_nbytes"]) == (48, 48)
-    assert "{emb.weight, head.weight}: one storage, 48 shared bytes of 48" in finding.subject
+    assert "{emb.weight, head.weight} of state_dict: one storage, 48 B of 48 B shared" in finding.subject
 
 
 def test_two_slices_of_one_flat_buffer_are_no_tie():

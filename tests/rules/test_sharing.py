@@ -15,6 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import tensorplay as tp
@@ -233,6 +235,60 @@ def test_tp301_fires_where_nobody_else_sees_the_rest(make):
 )
 def test_tp301_array_that_only_a_view_keeps_fires(make):
     assert [f.code for f in tp.check({"x": make()}).findings if f.severity != "info"] == ["TP301"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(100, 1000)[:, 0].numpy(),
+        lambda: torch.zeros(100, 1000, requires_grad=True)[:, 0].detach().numpy(),
+        lambda: torch.zeros(100, 1000).numpy()[:, 0],
+        lambda: torch.zeros(100, 1000).numpy()[::-1, 3][2:],
+        lambda: np.asarray(torch.zeros(LARGE)[10:20]),
+    ],
+)
+def test_tp301_array_of_a_dropped_tensor_fires(make):
+    rows = [make() for _ in range(3)]
+
+    finding = the_finding({"rows": rows}, "TP301")
+
+    assert (finding.severity, finding.evidence["tensors"]) == ("warning", ["rows[0]", "rows[1]", "rows[2]"])
+    assert (finding.evidence["view_nbytes"], finding.evidence["storage_nbytes"]) == (rows[0].nbytes, 400_000)
+    assert (finding.evidence["storages"], finding.evidence["pinned_nbytes"]) == (3, 3 * (400_000 - rows[0].nbytes))
+    assert (
+        finding.fix == f"copy() each: copies {3 * rows[0].nbytes / 1024:.1f} KiB, frees 1.1 MiB" or rows[0].size == 10
+    )
+    assert codes({"rows": [row.copy() for row in rows]}) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (x := torch.zeros(LARGE), (x, x[:10].numpy()))[1],
+        lambda: torch.zeros(LARGE).numpy(),
+        lambda: (array := torch.zeros(LARGE).numpy(), (array, array[:10]))[1],
+        lambda: torch.zeros(LARGE)[: LARGE - 10].numpy(),
+        lambda: torch.zeros(LARGE).share_memory_()[:10].numpy(),
+        lambda: np.zeros(LARGE)[:10],
+        lambda: torch.from_numpy(np.zeros(LARGE)[:10]).numpy(),
+    ],
+)
+def test_tp301_is_silent_for_arrays_whose_memory_is_seen_or_not_ours(make):
+    assert codes({"x": make()}) == []
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda x: x, lambda x: x[:], lambda x: x.numpy(), lambda x: (x * x.requires_grad_()).sum()]
+)
+def test_tp301_is_silent_for_an_array_while_its_tensor_lives(hold):
+    x = torch.zeros(LARGE)
+    row, held = x[:10].detach().numpy(), hold(x)
+    del x
+
+    assert codes({"row": row}) == []
+    del held
+    gc.collect()
+    assert codes({"row": row}) == ["TP301"]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
@@ -889,6 +945,123 @@ def test_tp303_bytes_that_a_kept_dict_really_has_are_counted():
     assert the_finding({"model": model, "best": kept}, "TP303").evidence["bytes_really_saved"] == 20
 
 
+def test_tp303_a_loaded_state_dict_is_the_model_and_its_buffers_too():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    kept = copy.deepcopy(model.state_dict())
+    model.load_state_dict(kept, assign=True)  # the parameters are made anew, the buffers are these very tensors
+
+    for objs in ({"model": model, "kept": kept}, {"kept": kept, "model": model}):
+        evidence = the_finding(objs, "TP303").evidence
+        assert sorted(evidence["aliases"]) == sorted(kept)
+        assert (evidence["containers"], evidence["bytes_really_saved"]) == (["kept"], 0)
+
+
+def test_tp303_state_dicts_that_one_line_kept_are_one_finding():
+    model = nn.Linear(2, 1)
+
+    evidence = the_finding({"model": model, "history": [model.state_dict() for _ in range(5)]}, "TP303").evidence
+
+    assert evidence["containers"] == [f"history[{n}]" for n in range(5)]
+    assert (len(evidence["tensors"]), evidence["shared_bytes"]) == (10, 12)
+
+
+def test_tp303_two_models_of_one_state_dict_are_one_finding():
+    first, second = a_model(), a_model()
+    second.load_state_dict(first.state_dict(), assign=True)
+
+    finding = the_finding({"first": first, "second": second}, "TP303")
+
+    assert finding.subject.startswith("first, second: 6 parameters are the same in each (first.0.weight, ")
+    assert finding.subject.endswith(", 240 B shared")
+    assert sorted(finding.evidence["names"]) == sorted(
+        f"{model}.{name}" for model in ("first", "second") for name in first.state_dict()
+    )
+    assert (finding.evidence["ties"], finding.evidence["same_object"]) == (6, False)
+    assert found({"first": first, "second": copy.deepcopy(second)}, "TP303") == []
+
+
+def test_tp303_copy_of_a_module_is_one_finding_for_its_parts_and_parameters():
+    model = nn.MultiheadAttention(4, 2)
+    model.norm, model.gate = nn.LayerNorm(4), nn.Parameter(torch.ones(4))
+
+    finding = the_finding({"model": model, "copied": copy.copy(model)}, "TP303")
+
+    parameters = dict(model.named_parameters())
+    assert finding.evidence["unique_parameters"] == len(parameters)
+    assert {name.partition(".")[2] for name in finding.evidence["tensors"]} == set(parameters)
+    assert ", and 3 parameters beside them" in finding.subject
+    assert found({"model": model, "copied": copy.deepcopy(model)}, "TP303") == []
+
+
+def test_tp303_copy_of_a_layer_is_one_finding_for_all_its_parameters():
+    layer = nn.Linear(3, 3)
+
+    assert the_finding({"layer": layer, "copied": copy.copy(layer)}, "TP303").evidence["names"] == [
+        "layer.weight", "copied.weight", "layer.bias", "copied.bias",
+    ]  # fmt: skip
+
+
+def test_tp303_ties_between_other_pairs_of_layers_are_other_causes():
+    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
+    for one, other in ((0, 1), (2, 3)):
+        layers[other].weight, layers[other].bias = layers[one].weight, layers[one].bias
+
+    assert [f.evidence["names"] for f in found({"layers": layers}, "TP303")] == [
+        [f"{one}.weight", f"{other}.weight", f"{one}.bias", f"{other}.bias"] for one, other in ((0, 1), (2, 3))
+    ]
+
+
+def test_tp303_a_tie_inside_a_state_dict_names_the_dict():
+    assert (
+        "{emb.weight, head.weight} of best: one storage" in the_finding({"best": Tied().state_dict()}, "TP303").subject
+    )
+
+
+def of_dtensors() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    return distribute_module(model, init_device_mesh("cpu", (1,)))
+
+
+def sharded() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    for part in (*model, model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def of_wrappers() -> nn.Module:
+    model = nn.Linear(3, 3)
+    for name, parameter in list(model.named_parameters()):
+        setattr(model, name, nn.Parameter(Over(parameter.data)))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [of_dtensors, sharded, of_wrappers])
+def test_tp303_kept_state_dict_of_wrappers_is_what_they_hold(single_process_group, make):
+    model = make()
+    best = model.state_dict()
+
+    finding = the_finding({"model": model, "best": best}, "TP303")
+
+    assert (finding.evidence["aliases"], finding.evidence["bytes_really_saved"]) == (list(best), 0)
+    assert finding.evidence["tensors"] == [f"best['{name}']" for name in best]
+    assert finding.evidence["parameters"] == [f"model.{name}" for name in best]
+    assert codes({"model": model, "best": copy.deepcopy(best) if make is not of_wrappers else {}}) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tie", [True, False])
+def test_tp303_one_dtensor_under_two_names(single_process_group, tie):
+    model = distribute_module(Tied(tie=False), init_device_mesh("cpu", (1,)))
+    if tie:
+        model.head.weight = model.emb.weight
+
+    for objs in ({"model": model}, {"state": model.state_dict()}):
+        assert [f.evidence["names"] for f in found(objs, "TP303")] == [["emb.weight", "head.weight"]] * tie
+        assert codes(objs) == ["TP303"] * tie
+
+
 @pytest.mark.parametrize(
     ("ties", "severities"),
     [
@@ -980,7 +1153,7 @@ def test_tp314_two_wrappers_over_one_tensor_fire():
         lambda: (p := nn.Parameter(Over(torch.ones(4))), (p, p.detach(), p.data))[1],
         lambda: (
             x := torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(5, 3)], layout=torch.jagged),
-            (x, x * 2, x.sin(), x.detach(), x.transpose(1, 2)),
+            (x, x * 2, x.sin(), x.detach(), x.transpose(1, 2), x.chunk(2), x.unsqueeze(-1), x.values()),
         )[1],
     ],
 )
@@ -1004,6 +1177,20 @@ def test_tp314_two_parameters_over_one_tensor_fire_although_a_state_dict_is_besi
     finding = the_finding({"one": one, "two": two, "kept": one.detach()}, "TP314")
 
     assert finding.evidence["tensors"] == ["one", "two"]
+
+
+def jagged(values: torch.Tensor, *ends: int) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *ends]))
+
+
+@pytest.mark.parametrize("other", [(2, 7), (3, 7)])
+def test_tp314_two_jagged_tensors_over_one_buffer_fire(other):
+    values = torch.ones(7, 3)
+
+    finding = the_finding({"a": jagged(values, 2, 7), "b": jagged(values, *other)}, "TP314")
+
+    assert (finding.evidence["shared_bytes"], finding.evidence["tensors"]) == (84, ["a", "b"])
+    assert found({"a": jagged(values, 2, 7), "b": jagged(values.clone(), *other)}, "TP314") == []
 
 
 def test_tp314_is_one_finding_for_what_one_line_made():

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.nested import nested_tensor_from_jagged
 
 import tensorplay as tp
 from tensorplay._native import C
@@ -208,15 +209,34 @@ def test_meta_tensors():
     assert (view.same_storage, view.shared_nbytes) == (True, None)
 
 
-def test_wrappers_are_not_told_by_their_null_pointers():
+def test_wrappers_are_told_by_what_they_hold_not_by_their_null_pointers():
     x = torch.zeros(4)
-    comparison = of(helpers.Wrapper(x), helpers.Wrapper(x))
+    wrapper = helpers.Wrapper(x)
 
-    assert comparison.verdict == (
-        "two tensors: a wrapper subclass tensor has no memory of its own to share; check() compares the tensors that a "
-        "wrapper holds"
-    )
-    assert comparison.relation is None
+    for other, said in (
+        (helpers.Wrapper(x), "; wrapper.elem and other.elem have bytes in common"),
+        (helpers.Wrapper(x[3:]), "; wrapper.elem and other.elem have bytes in common"),
+        (helpers.Wrapper(x.clone()), ""),
+        (helpers.Wrapper(helpers.Wrapper(x)), "; wrapper.elem and other.elem.elem have bytes in common"),
+    ):
+        comparison = tp.compare(wrapper, other).document.comparison
+        assert comparison.verdict == (f"two tensors: a wrapper subclass tensor has no memory of its own to share{said}")
+        assert comparison.relation is None
+    assert of(wrapper, x).verdict.endswith("; a.elem and b have bytes in common")
+
+
+@pytest.mark.parametrize("call", [lambda a, b: tp.compare(a, b), lambda a, b: tp.inspect(a, b, quiet=True)])
+def test_jagged_tensors_are_told_by_their_values(call):
+    values, offsets = torch.ones(7, 3), torch.tensor([0, 2, 7])
+    a, b, own = (nested_tensor_from_jagged(x, offsets) for x in (values, values[:], values.clone()))
+
+    def said(one, two) -> str:
+        return call(one, two).document.comparison.verdict.partition(" to share")[2]
+
+    assert said(a, b) == "; a._values and b._values have bytes in common"
+    assert said(a, a.transpose(1, 2)).startswith("; a._values and ")
+    assert said(a, own) == said(a, a * 2) == ""
+    assert call(a, a).document.comparison.verdict == "one tensor: the same Python object"
 
 
 def test_sparse_tensors_are_told_by_what_they_are_made_of():

@@ -57,7 +57,7 @@ def test_a_write_into_part_of_a_weight(weight, capsys):
     verdict = tensorplay.is_safe_view(part)
     assert not verdict
     assert verdict.reasons == (
-        "view of a leaf that requires grad, 48 of 96 B: raises while grad mode is on, safe under no_grad",
+        "view of a leaf that requires grad, 48 B of 96 B: raises while grad mode is on, safe under no_grad",
     )
     assert [(finding.code, finding.severity) for finding in verdict.findings] == [("TP201", "warning")]
     assert stands_on_the_page(str(verdict))
