@@ -43,8 +43,11 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     cost_nbytes: int | None
     """Bytes it copies; None where that is not known, as where only the error is known, and not the tensor."""
     safety: Safety
-    """safe: same values, same gradient, nothing copied; copies: the same, at the cost; changes gradient: what is
-    written is not recorded, or backward sees other values."""
+    """safe: the write stays in place, copies nothing, and no gradient is lost: earlier graphs give what they would have
+    given, later ones the gradient at the values written. Of a leaf written under no_grad that is the gradient of its
+    new values, not one through the write. copies: a new tensor is written, and the old one keeps its values; with grad
+    mode on the write is recorded, so that the gradient goes through it to the old values. changes gradient: a gradient
+    that would have flowed is left out, or one flows that did not."""
     note: str = ""
     """What else to know."""
 
@@ -123,7 +126,7 @@ def recommend_fix(
 
     Returns:
         The fixes: ``.code`` is Python to run in the grad mode of this moment, ``.cost_nbytes`` what it copies,
-        ``.safety`` whether the gradient stays what it would have been. None where nothing is wrong.
+        ``.safety`` what becomes of the gradient, as Fix says. None where nothing is wrong.
 
     Raises:
         TypeError: x is neither a tensor nor an exception, or write is no str.
