@@ -28,13 +28,13 @@ def watched_by(tensors: list[torch.Tensor]) -> list[tuple[str, int]]:
 
 def made_since(before: set[int]) -> list[tuple[str, int]]:
     """Ask about the tensors that came up. No reference to them is left."""
-    return watched_by([x for x in C.live_tensors() if id(x) not in before])
+    return watched_by([x for x in C.live_graph()[0] if id(x) not in before])
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_every_reference_is_accounted_for(name):
     gc.collect()
-    before = {id(x) for x in C.live_tensors()}
+    before = {id(x) for x in C.live_graph()[0]}
     kept = SITUATIONS[name]()
     watched = made_since(before)
     if name not in ("by_storage_alone", "over_array"):  # there the object is gone, or is made by the call
