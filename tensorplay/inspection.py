@@ -34,11 +34,13 @@ __all__ = [
     "CALL_REFS",
     "MAX_TENSORS",
     "check",
+    "checked_bound",
     "explained",
     "inspect",
     "inspect_data_ptr",
     "inspect_storage_device",
     "inspect_tensor_memory",
+    "named_objects",
     "outside_compiled_code",
     "print_report",
     "read_one",
@@ -189,12 +191,9 @@ def check_at(
     name: str | None = None,
 ) -> Report:
     """Do what check() does for a line of code that is known already; `name` is what a single object is called."""
-    if type(objs) is dict and all(type(key) is str for key in list(objs)):
-        named: list[tuple[str, object]] = [
-            (key if key and key.isprintable() else repr(key), obj) for key, obj in objs.items()
-        ]
-        root_refs = 1  # the pair in `named`
-    else:
+    named = named_objects(objs)
+    root_refs = 1  # the pair in `named`
+    if named is None:
         root_refs = 2 * CALL_REFS + 1  # the same, and the arguments of check() and of this
         named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
     found = _read_all(named, max_tensors, grads=grads, lenders=True, root_refs=root_refs)
@@ -204,6 +203,27 @@ def check_at(
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
     beside["unread"] += tuple(scene.unread)
     return Report(reads, selection.findings, arrays=tuple(a.record for a in lent), **beside, **selection.fields())
+
+
+def named_objects(objs: object) -> list[tuple[str, object]] | None:
+    """Answer the objects of a dict under its keys, as names that can be printed; None for anything but such a dict."""
+    if type(objs) is not dict or not all(type(key) is str for key in list(objs)):
+        return None
+    return [(key if key and key.isprintable() else repr(key), obj) for key, obj in objs.items()]
+
+
+def checked_bound(max_tensors: int) -> int:
+    """Answer a bound on how much is read.
+
+    Raises:
+        TypeError: it is no int.
+        ValueError: it is below 1.
+    """
+    if type(max_tensors) is not int:
+        raise TypeError(f"max_tensors must be an int, got {class_name(type(max_tensors))}")
+    if max_tensors < 1:
+        raise ValueError(f"max_tensors must be 1 or more, got {max_tensors}")
+    return max_tensors
 
 
 class Groups(NamedTuple):
@@ -385,12 +405,8 @@ class _Reads(NamedTuple):
 def _read_all(
     named: list[tuple[str, object]], max_tensors: int, *, grads: bool, lenders: bool, root_refs: int
 ) -> _Reads:
-    if type(max_tensors) is not int:
-        raise TypeError(f"max_tensors must be an int, got {class_name(type(max_tensors))}")
-    if max_tensors < 1:
-        raise ValueError(f"max_tensors must be 1 or more, got {max_tensors}")
     roots = Counter(id(obj) for _, obj in named)
-    found = find_tensors(named, most=max_tensors, grads=grads)
+    found = find_tensors(named, most=checked_bound(max_tensors), grads=grads)
     reads = []
     for place in found.places:
         # The place and the call hold one reference each; a root is held by its callers' frames as well.

@@ -12,7 +12,7 @@ from tensorplay._native import C
 from tensorplay.arrays import read_array
 from tensorplay.callers import Caller
 from tensorplay.differences import FilePlace, file_places, may_be_mapped
-from tensorplay.inspection import CALL_REFS, MAX_TENSORS, outside_compiled_code
+from tensorplay.inspection import CALL_REFS, MAX_TENSORS, checked_bound, named_objects, outside_compiled_code
 from tensorplay.layers import (
     WITH_MEMORY,
     ArrayRecord,
@@ -33,6 +33,8 @@ __all__ = ["SharingReport", "list_shared_storages"]
 
 _MOST_PAIRS = 5_000
 """So many pairs of one group are compared before the answer is that it is too hard."""
+
+_NOTHING = "nothing among the objects holds a tensor or an array"
 
 
 class SharingReport(Report):
@@ -78,6 +80,7 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
         The report: ``.storages``, ``.ranges``, ``str()``, ``.to_json()``. It prints nothing.
 
     Raises:
+        TypeError: max_tensors is no int.
         ValueError: max_tensors is below 1.
 
     Cost: a scan of the process's objects, and about a microsecond a tensor; up to tens of milliseconds for a storage
@@ -88,15 +91,11 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
         saved_variable.h, torch 2.13 and 2.14.
     """
     caller = Caller.at(sys._getframe(1))
-    if type(max_tensors) is not int or max_tensors < 1:
-        raise ValueError(f"max_tensors must be an int of 1 or more, got {max_tensors!r}")
-    if objs is None:
-        named, root_refs, everything = scope_names(), 1, True
-    elif type(objs) is dict and all(type(key) is str for key in list(objs)):
-        named, root_refs, everything = list(objs.items()), 1, False
-    else:
-        named, root_refs, everything = [(caller.argument("objs"), objs)], CALL_REFS + 1, False
-    found = find_tensors(named, most=max_tensors, grads=not everything, ask_pytree=not everything)
+    everything = objs is None
+    named, root_refs = scope_names() if everything else named_objects(objs), 1
+    if named is None:
+        named, root_refs = [(caller.argument("objs"), objs)], CALL_REFS + 1
+    found = find_tensors(named, most=checked_bound(max_tensors), grads=not everything, ask_pytree=not everything)
     roots = Counter(id(obj) for _, obj in named)
     live = Live()
     places = [_read_place(place, 3 + root_refs * roots[id(place.tensor)]) for place in found.places]
@@ -137,6 +136,7 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
         truncated=Truncated(max_tensors=max_tensors) if found.cut else None,
         shared_storages=tuple(sorted(storages, key=lambda shared: -shared.nbytes)),
         shared_ranges=ranges,
+        notes=() if members or arrays or unread or everything else (_NOTHING,),
         focus="sharing",
     )
 

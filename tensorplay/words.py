@@ -9,6 +9,7 @@ __all__ = [
     "UNSEEN",
     "bytes_text",
     "describe",
+    "is_state_name",
     "listed",
     "needs_ascii",
     "place_pattern",
@@ -28,6 +29,11 @@ _INDEX = re.compile(r"\[[^\]]*\]|\.\d+\b|\{\d+\}")
 def place_pattern(name: str) -> str:
     """Answer a tensor's name without indices and keys: the same for all that one line of code put in one place."""
     return _INDEX.sub("[]", name)
+
+
+def is_state_name(name: str) -> bool:
+    """Tell whether a path leads into a dict under the name of a parameter, as "layer.weight"."""
+    return name.endswith("']") and "." in name.rpartition("['")[2]
 
 
 def visible(text: str) -> str:

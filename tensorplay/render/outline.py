@@ -534,7 +534,8 @@ class _Writer:
     def sharing(self) -> Iterator[Table | Phrase]:
         document = self.document
         if not document.shared_storages and not document.shared_ranges:
-            yield Phrase("no storage is shared", "good")
+            empty = "; ".join(document.notes)
+            yield Phrase(empty or "no storage is shared", "attention" if empty else "good")
             return
         if document.shared_storages:
             rows = [

@@ -8,10 +8,11 @@ from typing import Any
 from tensorplay.layers import WITH_MEMORY, Finding
 from tensorplay.rules.registry import SceneRule
 from tensorplay.scene import Scene, Subject
-from tensorplay.words import describe, plural, shape_text
+from tensorplay.words import describe, is_state_name, plural, shape_text
 
 __all__ = ["LayoutFacts"]
 
+_FORMATS = {"channels_last", "channels_last_3d"}
 _SOURCE = "read: c10/core/TensorImpl.h sizes_and_strides_, key_set_"
 
 
@@ -32,7 +33,10 @@ class LayoutFacts(SceneRule):
 
     ## Known limits
 
-    Facts, hence info: PyTorch's own operators heed all of them. Only in `check` and `compare`.
+    Facts, hence info: PyTorch's own operators heed all of them. Only in `check` and `compare`. What ordinary models
+    have is passed over: where parameters, or a state dict, are in a channels_last format, all tensors in that format;
+    what has the shape and strides of a parameter, which is named itself, as its gradient and the optimizer's states;
+    strides of size-1 dimensions in what has the shape of a parameter.
 
     ## Example
 
@@ -61,6 +65,10 @@ class LayoutFacts(SceneRule):
         """Explain one finding a fact, for all tensors that it holds of."""
         subjects = [s for s in scene.subjects if s.record.kind in WITH_MEMORY and s.record.extent is not None]
         subjects = [s for s in subjects if s.record.extent.nbytes and s.record.impl.stride is not None]
+        of_models = [s for s in subjects if s.read.is_parameter or is_state_name(s.read.name)]
+        formats = _FORMATS & {s.record.extent.memory_format for s in of_models}
+        shapes = {s.record.impl.shape for s in of_models}
+        laid_out = {(s.record.impl.shape, s.record.impl.stride) for s in of_models if s.read.is_parameter}
         kinds = (
             (
                 [s for s in subjects if s.record.impl.is_conj or s.record.impl.is_neg],
@@ -69,13 +77,19 @@ class LayoutFacts(SceneRule):
                 "resolve_conj() or resolve_neg() before a raw pointer is handed on",
             ),
             (
-                [s for s in subjects if s.record.extent.contiguous is False],
+                [
+                    s
+                    for s in subjects
+                    if s.record.extent.contiguous is False
+                    and s.record.extent.memory_format not in formats
+                    and (s.read.is_parameter or (s.record.impl.shape, s.record.impl.stride) not in laid_out)
+                ],
                 "not row-major in memory",
                 "a kernel that reads it densely from its pointer gets other elements",
                 "contiguous() before a raw pointer is handed on; nothing for PyTorch's own operators",
             ),
             (
-                [s for s in subjects if _has_odd_strides(s.record)],
+                [s for s in subjects if s.record.impl.shape not in shapes and _has_odd_strides(s.record)],
                 "dimensions of size 1 have strides of another format",
                 "the bytes are row-major all the same; tests that read these strides choose another memory format",
                 "nothing, or to(memory_format=...) again where the format matters",

@@ -12,7 +12,7 @@ from tensorplay.layers import WRAPPERS, Finding
 from tensorplay.reports import Read
 from tensorplay.rules.registry import SceneRule
 from tensorplay.scene import Beyond, Scene, StorageGroup, Subject
-from tensorplay.words import bytes_text, describe, place_pattern, plural, shape_text
+from tensorplay.words import bytes_text, describe, is_state_name, place_pattern, plural, shape_text
 
 __all__ = ["PartialOverlap", "PinnedStorage", "SavesWholeStorage", "SharedParameters", "WrappersOverOne"]
 
@@ -550,7 +550,7 @@ def _ties(scene: Scene, group: StorageGroup, tensors: Sequence[Subject]) -> Iter
         parameters = [
             subject
             for subject in tensors
-            if _is_whole(subject) and any(map(_is_state_name, (subject.read.name, *subject.read.also)))
+            if _is_whole(subject) and any(map(is_state_name, (subject.read.name, *subject.read.also)))
         ]
     for together, shared in _overlapping(scene, parameters):
         one, *others = (subject.read.record for subject in together)
@@ -558,7 +558,7 @@ def _ties(scene: Scene, group: StorageGroup, tensors: Sequence[Subject]) -> Iter
             continue  # TP314 says it
         names = [name for subject in together for name in _names(scene, subject.read)]
         if is_state:
-            names = [name for name in _of_one_container(names) if _is_state_name(name)]
+            names = [name for name in _of_one_container(names) if is_state_name(name)]
         if len(names) < 2:
             continue
         if is_state:
@@ -661,11 +661,6 @@ def _of_one_container(paths: Sequence[str]) -> list[str]:
         outer = _container(path) or path.rpartition(".")[0]
         by_container.setdefault(outer, []).append(path)
     return max(by_container.values(), key=len)
-
-
-def _is_state_name(name: str) -> bool:
-    """Tell whether a path leads into a dict under the name of a parameter, as "layer.weight"."""
-    return name.endswith("']") and "." in name.rpartition("['")[2]
 
 
 def _overlapping(scene: Scene, subjects: Sequence[Subject]) -> Iterator[tuple[list[Subject], int]]:

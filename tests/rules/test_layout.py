@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,6 +67,48 @@ def test_one_finding_for_all_tensors_of_a_fact():
     assert len(findings) == 2
     assert len(findings[1].evidence["tensors"]) == 50
     assert findings[1].evidence["stride"] == [1, 3]
+
+
+def trained(model: torch.nn.Module, x: torch.Tensor) -> dict:
+    optimizer = torch.optim.Adam(model.parameters())
+    model(x).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "x": x, "best": copy.deepcopy(model.state_dict())}
+
+
+def convolutions() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 1))
+
+
+def test_model_in_channels_last_is_silent_with_all_that_training_made():
+    objs = trained(convolutions().to(memory_format=torch.channels_last), image().to(memory_format=torch.channels_last))
+
+    assert found(objs) == found({"best": objs["best"]}) == []
+    assert [f.evidence["tensors"] for f in found({**objs, "t": torch.ones(2, 3).t()})] == [["t"]]
+    assert ["hwc"] in [f.evidence["tensors"] for f in found({**objs, "hwc": image()[0].permute(1, 2, 0)})]
+
+
+def test_volumes_in_channels_last_are_silent_and_images_beside_them_are_not():
+    model = torch.nn.Conv3d(3, 8, 2).to(memory_format=torch.channels_last_3d)
+    image_last = image().to(memory_format=torch.channels_last)
+
+    assert found(trained(model, torch.randn(2, 3, 4, 4, 4))) == []
+    assert [f.evidence["tensors"] for f in found({"model": model, "x": image_last})] == [["x"]]
+
+
+def test_image_in_channels_last_beside_a_model_that_is_not_is_stated():
+    (finding,) = found(trained(convolutions(), image().to(memory_format=torch.channels_last)))
+
+    assert finding.evidence["tensors"] == ["x"]
+
+
+def test_gradient_and_states_of_a_transposed_parameter_are_not_told_beside_it():
+    model = torch.nn.Linear(3, 2, bias=False)
+    model.weight = torch.nn.Parameter(torch.randn(3, 2).t())
+
+    (finding,) = found(trained(model, torch.randn(4, 3)))
+
+    assert finding.evidence["tensors"] == ["model.weight"]
 
 
 def test_batch_of_one_loses_its_format_in_a_reshape():

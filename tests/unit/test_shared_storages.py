@@ -132,9 +132,8 @@ def test_sparse_tensors_are_listed_by_what_they_are_made_of():
         {"a": (e := torch.zeros(0)), "b": e.view(0, 3)},
         {"a": helpers.null_pointer(), "b": helpers.null_pointer()},
         {"a": torch.zeros(4), "b": torch.zeros(4)},
-        {"a": 3},
     ],
-    ids=["meta", "meta and its view", "empty", "empty and its view", "null pointers", "copies", "no tensor"],
+    ids=["meta", "meta and its view", "empty", "empty and its view", "null pointers", "copies"],
 )
 def test_what_shares_no_byte_is_not_shared(objs):
     report = tp.list_shared_storages(objs)
@@ -389,11 +388,28 @@ def test_cut_is_said():
 
 
 @pytest.mark.parametrize("most", [0, -1, True, 2.0, "3"])
-def test_bound_is_checked(most):
-    with pytest.raises(ValueError, match=r"^max_tensors must be an int of 1 or more, got ") as failure:
-        tp.list_shared_storages({}, max_tensors=most)
+@pytest.mark.parametrize("call", [tp.list_shared_storages, tp.check])
+def test_bound_is_checked(call, most):
+    with pytest.raises(ValueError if type(most) is int else TypeError, match=r"^max_tensors must be ") as failure:
+        call({}, max_tensors=most)
 
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("key", ["", "two\nlines", "\u202e"])
+def test_keys_that_cannot_be_printed_are_written_out_as_check_does(key):
+    x = torch.zeros(4)
+
+    shared = only(tp.list_shared_storages({key: x, "tail": x[1:]}))
+
+    assert names(shared) == [repr(key), "tail"] == [record.name for record in tp.check({key: x, "tail": x[1:]}).records]
+
+
+@pytest.mark.parametrize("objs", [{"a": 3}, {}, [], object(), {"m": torch.nn.ReLU()}])
+def test_objects_without_a_tensor_are_said_to_have_none(objs):
+    assert str(tp.list_shared_storages(objs)).splitlines()[0] == "nothing among the objects holds a tensor or an array"
+    for some in ({"x": torch.zeros(2)}, {"array": np.zeros(2)}, {"not looked into": iter([torch.zeros(2)])}):
+        assert str(tp.list_shared_storages(some)).splitlines()[0] == "no storage is shared"
 
 
 def test_nothing_is_kept():
