@@ -32,6 +32,7 @@ _PUBLIC = {
     "record_views": "views",
     "show_view_chain": "views",
     "verify_data_ptr_consistency": "inspection",
+    "who_holds": "holders",
 }
 
 # Written out, not derived: type checkers read it as text.
@@ -57,6 +58,7 @@ __all__ = [
     "record_views",
     "show_view_chain",
     "verify_data_ptr_consistency",
+    "who_holds",
     "__version__",
 ]
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from tensorplay.comparison import compare
     from tensorplay.errors import InconsistentTensor, LoadError, TargetError, TensorPlayError, UnknownCode
     from tensorplay.fixes import recommend_fix
+    from tensorplay.holders import who_holds
     from tensorplay.inspection import (
         check,
         inspect,

@@ -20,8 +20,11 @@ __all__ = [
     "Document",
     "Extent",
     "Finding",
+    "Held",
+    "Holder",
     "ImplLayer",
     "InnerRecord",
+    "Ledger",
     "Provenance",
     "PythonLayer",
     "Severity",
@@ -618,6 +621,67 @@ class SharedRange(msgspec.Struct, frozen=True, kw_only=True):
     """Who lies over it."""
 
 
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """One that keeps a tensor alive, or several that have one name."""
+
+    of: Literal["object", "impl", "storage"]
+    """Which layer it refers to."""
+    how: str
+    """reference, base, saved self, grad, variable, storage, ...: PyTorch's own names where C++ holds it."""
+    path: str
+    """How a program would name it, from a module, a variable of a frame, or a cycle on."""
+    root: Literal["module", "frame", "thread", "cycle", "unknown", "probe"]
+    """Where the path begins; unknown: C or C++ code that nobody can name; probe: the call that asks."""
+    file: str | None = None
+    """The frame's, where it begins at one."""
+    line: int | None = None
+    """The line it executes."""
+    count: int = 1
+    """References."""
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """A count of references and all that were found: what is left is held by C or C++ code alone."""
+
+    of: Literal["object", "impl", "storage"]
+    """The layer that is counted."""
+    counter: str
+    """PyTorch's name of the count."""
+    count: int
+    """What the counter says."""
+    terms: tuple[tuple[int, str], ...]
+    """How many references are of which kind."""
+    unaccounted: int
+    """References that nothing explains."""
+
+    @property
+    def equation(self) -> str:
+        """The count as a sum: ``refcount 3 = 2 references + 1 of the probe``."""
+        terms = [f"{count} {what}" for count, what in self.terms]
+        if self.unaccounted:
+            terms.append(f"{self.unaccounted} C++-only reference{'s' if self.unaccounted > 1 else ''}")
+        return f"{self.counter} {self.count} = {' + '.join(terms) or '0'}"
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Who keeps one object alive."""
+
+    name: str
+    """What the caller calls it."""
+    description: str
+    """Its kind, dtype and shape."""
+    nbytes: int | None
+    """Bytes of its storage; None for what has none."""
+    state: Literal["reached", "cycle", "unknown", "unseen"]
+    """Whether a root leads to it; cycle: it is garbage that is not collected yet; unknown: only C or C++ has it."""
+    holders: tuple[Holder, ...]
+    """All who refer to one of its layers, the shortest paths first; not the probe."""
+    ledgers: tuple[Ledger, ...]
+    """Of the Python object, the TensorImpl and the StorageImpl."""
+    cycle: str | None = None
+    """The steps of the cycle it hangs on."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -674,6 +738,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Storages that several tensors lie in, where list_shared_storages() asked; the largest first."""
     shared_ranges: tuple[SharedRange, ...] = ()
     """Memory that several storages or arrays lie over, where it asked."""
+    held: tuple[Held, ...] = ()
+    """Who keeps objects alive, where who_holds() asked."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Iterable
@@ -14,9 +15,10 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 from torch._C._autograd import SavedTensor
 
-__all__ = ["Live", "LiveTensor", "caller_names", "scope_names"]
+__all__ = ["OWN_FILES", "Live", "LiveTensor", "caller_names", "scope_names"]
 
-_OWN = str(Path(__file__).parent)
+OWN_FILES = str(Path(__file__).parent) + os.sep
+"""What the files of this package begin with."""
 
 
 class LiveTensor(NamedTuple):
@@ -81,7 +83,7 @@ class Live:
 
 def caller_names(scope: dict[str, Any]) -> dict[str, Any]:
     """Answer what the line that called us can name: the variables of its frame, and the globals handed in."""
-    frames = C.frame_locals(threading.get_ident(), _OWN)
+    frames = C.frame_locals(threading.get_ident(), OWN_FILES)
     return {**scope, **dict(frames[0][3])} if frames else scope
 
 
@@ -93,7 +95,7 @@ def scope_names() -> list[tuple[str, Any]]:
     """
     found: list[tuple[str, Any]] = []
     seen: set[str] = set()
-    for number, (_, function, _, variables) in enumerate(C.frame_locals(None, _OWN)):
+    for number, (_, function, _, variables) in enumerate(C.frame_locals(None, OWN_FILES)):
         prefix = "" if number == 0 or function == "<module>" else f"{function}."
         for name, value in variables:
             if f"{prefix}{name}" not in seen:

@@ -23,7 +23,7 @@ from tensorplay.arrays import is_array_class
 from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import Unread
 
-__all__ = ["Found", "Place", "attributes", "find_tensors", "is_parameter"]
+__all__ = ["Found", "Place", "attributes", "find_tensors", "is_parameter", "key_text"]
 
 _Child = tuple[str, Any]
 _LONGEST_KEY = 120
@@ -258,7 +258,7 @@ def attributes(obj: object) -> dict[str, Any]:
             continue  # a slot that was never set
     own = C.instance_dict(obj)
     for name, value in () if own is None else _items(own):
-        found[name if type(name) is str else _key(name)] = value
+        found[name if type(name) is str else key_text(name)] = value
     return found
 
 
@@ -280,7 +280,7 @@ def _attribute_children(path: str, obj: Any) -> Iterator[_Child]:
 
 def _attribute(path: str, name: object) -> str:
     plain = type(name) is str and name.isprintable() and len(name) <= _LONGEST_KEY
-    return f"{path}.{name}" if plain else f"{path}.{_key(name)}"
+    return f"{path}.{name}" if plain else f"{path}.{key_text(name)}"
 
 
 def _of_attributes(path: str, obj: Any, _: dict[int, Place]) -> Iterator[_Child]:
@@ -329,7 +329,7 @@ def _of_optimizer(path: str, optimizer: Any, known: dict[int, Place]) -> Iterato
         yield f"{path}.param_groups", groups
     state = own.get("state")
     for parameter, kept in _items(state) if issubclass(type(state), dict) else ():
-        name = f"{path}.state[{names.get(id(parameter)) or _key(parameter)}]"
+        name = f"{path}.state[{names.get(id(parameter)) or key_text(parameter)}]"
         if not issubclass(type(kept), dict):
             yield name, kept
             continue
@@ -358,19 +358,19 @@ def _pytree_key(path: str, key: Any, index: int) -> str:
     if type(key) is _pytree.GetAttrKey:
         return _attribute(path, key.name)
     if type(key) is _pytree.MappingKey:
-        return f"{path}[{_key(key.key)}]"
+        return f"{path}[{key_text(key.key)}]"
     return f"{path}[{index}]"
 
 
 def _of_dict(path: str, mapping: Any, _: dict[int, Place]) -> Iterator[_Child]:
     for index, (key, value) in enumerate(_items(mapping)):
         if id(type(value)) not in _LEAF_IDS:
-            yield f"{path}[{_key(key)}]", value
+            yield f"{path}[{key_text(key)}]", value
         if C.is_tensor(key):
             yield f"{path}.keys()[{index}]", key
 
 
-def _key(key: Any, depth: int = 0) -> str:
+def key_text(key: Any, depth: int = 0) -> str:
     """Write a key without asking it: built-in types as Python does, anything else by its class."""
     cls = type(key)
     if cls is int and int.bit_length(key) > 256:
@@ -378,7 +378,7 @@ def _key(key: Any, depth: int = 0) -> str:
     elif id(cls) in _PRINTED_IDS:
         text = repr(key)
     elif cls is tuple and depth < 3:
-        words = [_key(part, depth + 1) for part in key]
+        words = [key_text(part, depth + 1) for part in key]
         text = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
     elif issubclass(cls, str):
         text = repr(str.__str__(key))

@@ -324,11 +324,11 @@ void read_references(PyThreadState* thread, std::vector<ThreadReference>& refere
     if (part != nullptr) references.push_back({"exception being handled", part});
   }
 #endif
-  for (const auto& [name, value] :
-       {ThreadReference{"exception being handled", handled.exc_value},
-        ThreadReference{"thread-local variables", thread->dict}, ThreadReference{"context", thread->context},
-        ThreadReference{"trace function", thread->c_traceobj},
-        ThreadReference{"profile function", thread->c_profileobj}}) {
+  for (const auto& [name, value] : {ThreadReference{"exception being handled", handled.exc_value},
+                                    ThreadReference{"thread-local variables", thread->dict},
+                                    ThreadReference{"context variable", thread->context},
+                                    ThreadReference{"trace function", thread->c_traceobj},
+                                    ThreadReference{"profile function", thread->c_profileobj}}) {
     if (value != nullptr) references.push_back({name, value});
   }
 }

@@ -20,6 +20,7 @@ from tensorplay.layers import (
 )
 from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows, checkpoint, totals
+from tensorplay.render.holders import holders, holders_summary
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text
@@ -40,7 +41,7 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing")
+_PARTS = ("comparison", "chains", "sharing", "holders")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -123,7 +124,7 @@ class Outline(NamedTuple):
     chains: tuple[ChainPart, ...]
     """How tensors came to be views, where that was asked."""
     sharing: tuple[Table | Phrase, ...]
-    """Storages and ranges that several lie in, where that was asked."""
+    """Storages and ranges that several lie in, or who keeps objects alive, where that was asked."""
     checkpoint: tuple[Table | Phrase, ...]
     """Files and their tensors, in place of both, where the report is on files."""
     arrays: Table | None
@@ -234,7 +235,7 @@ class _Writer:
                 ChainPart(chain_title(chain), chain_table(chain), tuple(chain_notes(chain)))
                 for chain in document.chains
             ),
-            sharing=tuple(self.sharing()) if document.focus == "sharing" else (),
+            sharing=(*(self.sharing() if document.focus == "sharing" else ()), *holders(document.held)),
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
             diagnoses=tuple(
@@ -603,6 +604,9 @@ class _Writer:
             counted.append(plural(len(document.arrays), "array"))
         if document.focus == "sharing":
             yield Phrase(", ".join(counted))  # no rule was asked
+            return
+        if document.focus == "holders":
+            yield from holders_summary(document.held)
             return
         yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]

@@ -1,0 +1,361 @@
+"""Paths: how a program would name what lies on a way through the heap, from a root to an object.
+
+``train.py:42 in step: batch['x'][0]`` begins at a variable of an executing frame, ``model.cache.rows[3]`` at a module.
+Runs no code of the objects on the way.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorplay._native import C
+from tensorplay.arrays import is_array_class
+from tensorplay.classes import class_name, derives, namespace
+from tensorplay.walk import attributes, key_text
+from tensorplay.words import visible
+
+import torch  # isort: skip
+
+__all__ = ["PathNames", "Root"]
+
+_LONGEST = 240
+_TABLES = frozenset({"_modules", "_parameters", "_buffers"})
+"""Of a module: their entries are what the module calls its attributes."""
+_PASSED = frozenset({"Context", "hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
+"""Classes of what lies between a context and the values of its variables."""
+_SAID = {"grad": ".grad", "base": "._base", "grad_fn": ".grad_fn"}
+
+
+class Root(NamedTuple):
+    """Where a path begins."""
+
+    kind: str
+    """module, frame, thread, probe, unknown (C or C++ code) or cycle."""
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+
+
+class _Place(NamedTuple):
+    text: str
+    kind: str
+    object: Any
+    names: bool = False
+    """Whether the entries of the dictionary here are attributes of what the text names."""
+    variables: tuple[str, ...] = ()
+    """Of a function's tuple of cells: what the variables in them are called."""
+
+
+class PathNames:
+    """The entries of one walk, in words."""
+
+    def __init__(self, entries: Sequence[Any]) -> None:
+        self._entries = entries
+        self._places: dict[int, _Place] = {}
+        self._roots: dict[int, Root] = {}
+
+    def root(self, number: int) -> Root:
+        """Answer where the way to an entry begins."""
+        while self._entries[number][5] >= 0:
+            number = self._entries[number][5]
+        if number not in self._roots:
+            self._roots[number] = _root(self._entries[number])
+        return self._roots[number]
+
+    def kind(self, number: int) -> str:
+        """Answer what an entry is: object, impl, storage, node, ..."""
+        return str(self._entries[number][0])
+
+    def object(self, number: int) -> Any:
+        """Answer an entry's Python object, or None."""
+        return self._entries[number][1]
+
+    def owners(self, number: int) -> Iterator[Any]:
+        """Answer the Python objects on the way to an entry, the nearest to it first."""
+        while number >= 0:
+            if self._entries[number][0] == "object":
+                yield self._entries[number][1]
+            number = self._entries[number][5]
+
+    def text(self, number: int) -> str:
+        """Name an entry."""
+        return _bounded(self._place(number).text)
+
+    def target(self, number: int, how: Any, obj: Any, kind: str = "object") -> str:
+        """Name what an entry refers to."""
+        return _bounded(_step(self._place(number), (kind, obj, None, None, how, number)).text)
+
+    def cycle(self, references: Sequence[Any]) -> str:
+        """Name the steps of a cycle, which begins and ends at one object."""
+        words = []
+        for begin, how, end in references:
+            entry = self._entries[begin]
+            step = _step(_Place("", entry[0], entry[1]), (*self._entries[end][:4], how, begin))
+            if entry[0] == "object" and not derives(type(entry[1]), torch.Tensor):
+                words.append(_what(entry[1]))
+            elif entry[0] == "node":
+                words.append(_node_name(entry[3]))
+            if step.text:
+                words.append(step.text.removeprefix(" → "))
+        return _bounded(" → ".join([*words, words[0]]) if words else "")
+
+    def _place(self, number: int) -> _Place:
+        way = []
+        while number >= 0 and number not in self._places:
+            way.append(number)
+            number = self._entries[number][5]
+        place = self._places[number] if number >= 0 else None
+        for number in reversed(way):
+            entry = self._entries[number]
+            place = _begin(entry, self.root(number)) if place is None else _step(place, entry)
+            self._places[number] = place
+        assert place is not None
+        return place
+
+
+def _bounded(text: str) -> str:
+    text = visible(text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 3 :]}"
+
+
+def _root(entry: Any) -> Root:
+    kind, _, _, name, _, _ = entry
+    if kind in ("frame", "own"):
+        file, function, line, _ = name
+        return Root("probe" if kind == "own" else "frame", file, line or None, function)
+    return Root({"modules": "module", "thread": "thread", "unknown": "unknown"}.get(kind, "cycle"))
+
+
+def _begin(entry: Any, root: Root) -> _Place:
+    kind, obj, _, name, _, _ = entry
+    if root.file is not None:
+        thread = name[3]
+        where = f"{Path(root.file).name}:{root.line or '?'} in {root.function}"
+        other = "" if thread == threading.get_ident() else f" (thread {_thread_name(thread)})"
+        return _Place(f"{where}{other}: ", kind, None)
+    if kind == "thread":
+        return _Place(f"thread {_thread_name(name)}: ", kind, None)
+    if kind == "unknown":
+        return _Place("C or C++: ", kind, None)
+    return _Place("" if kind == "modules" else _what(obj), kind, obj)
+
+
+def _thread_name(ident: int) -> str:
+    # threading.current_thread() and enumerate() would make objects for threads that Python did not start.
+    thread = threading._active.get(ident)  # type: ignore[attr-defined]
+    name = None if thread is None else C.instance_dict(thread)
+    return str(ident) if name is None else str(dict.get(name, "_name", ident))
+
+
+def _link(what: Any) -> str:
+    return _SAID.get(str(what), f" → {what}")
+
+
+def _node_name(name: str) -> str:
+    return name.rpartition("::")[2]
+
+
+def _step(place: _Place, entry: Any) -> _Place:
+    """Go on from one place to what it refers to."""
+    kind, obj, _, name, how, _ = entry
+    word, what = ("", None) if how is None else how
+    text = place.text
+    if kind == "node":
+        if place.kind == "node":
+            return _Place(f"{text.rpartition(' (')[0].removesuffix(' …')} … ({_node_name(name)})", kind, None)
+        return _Place(f"{text}{_link(what)} ({_node_name(name)})", kind, None)
+    if place.kind in ("impl", "storage", "node") or (place.kind == "thread" and word == "owns"):
+        if what in ("Python object", "storage"):
+            return _Place(text, kind, obj)
+        return _Place(f"{text}{_link(what)}".replace(":  → ", ": "), kind, obj)
+    if kind in ("impl", "storage"):  # a tensor's own
+        return _Place(text, kind, obj)
+    if place.kind == "modules":
+        return _Place(str(what), kind, obj)
+    if place.kind in ("frame", "own"):
+        return _Place(f"{text}{'a temporary' if what is None else what}", kind, obj)
+    if place.kind == "unknown":
+        return _Place(f"{text}{_what(obj)}", kind, obj)
+    return _of_object(place, kind, obj, word, what)
+
+
+def _of_object(place: _Place, kind: str, obj: Any, word: str, what: Any) -> _Place:
+    parent, text = place.object, place.text
+    if word == "key":
+        if type(what) is weakref.ReferenceType and type(obj) is dict:  # thread-local variables, by thread
+            return _Place(f"{text} of one thread", kind, obj, names=True)
+        if place.names and type(what) is str:
+            is_table = what in _TABLES and type(obj) is dict
+            return _Place(text if is_table else f"{text}.{what}", kind, obj, names=is_table)
+        return _Place(f"{text}[{key_text(what)}]", kind, obj)
+    if word == "is_key":
+        return _Place(f"{text}.keys()", kind, obj)
+    if place.variables and word == "nth":
+        return _Place(f"{text} → closure variable {place.variables[what]}", kind, obj)
+    if type(parent) in (list, tuple):
+        return _Place(f"{text}[{what}]", kind, obj)
+    if type(parent) is types.FunctionType and obj is parent.__closure__:
+        return _Place(text, kind, obj, variables=parent.__code__.co_freevars)
+    if is_array_class(type(parent)) and word == "nth":  # the elements come behind the lender
+        return _Place(f"{text}{f'.flat[{what - 1}]' if what else '.base'}", kind, obj)
+    if class_name(type(parent)) in _PASSED:
+        return _Place(text, kind, obj)
+    if type(obj) is dict and (derives(type(parent), threading.local) or derives(type(parent), _CACHED)):
+        return _Place(text, kind, obj)
+    if type(obj) is dict and _is_namespace(parent, obj):
+        return _Place(text, kind, obj, names=True)
+    name = _named(parent, obj)
+    if name in {f".{table}" for table in _TABLES} and type(obj) is dict:
+        return _Place(text, kind, obj, names=True)
+    return _Place(f"{text}{f' → {_what(obj)}' if name is None else name}", kind, obj)
+
+
+def _is_namespace(parent: Any, child: dict[Any, Any]) -> bool:
+    """Tell whether a dictionary holds the attributes of an object, class or module."""
+    if type(parent) is types.ModuleType:
+        return types.ModuleType.__getattribute__(parent, "__dict__") is child
+    if derives(type(parent), type):
+        return "__module__" in child
+    return C.instance_dict(parent) is child
+
+
+def _named(parent: Any, child: Any) -> str | None:
+    """Say by which attribute, item or variable one object refers to another; None where nobody can tell."""
+    cls = type(parent)
+    found: str | None
+    for kind, read in _READERS:
+        if derives(cls, kind):
+            found = next((str(name) for name, value in read(parent) if value is child), None)
+            if found is not None:
+                return found
+    if derives(cls, _CACHED):
+        return " (a cached result)"
+    found = next((name for name, value in attributes(parent).items() if value is child), None)
+    if found is not None:
+        return f".{found}"
+    return ".__class__" if child is cls else None
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    yield ".__globals__", function.__globals__
+
+
+def _of_cell(cell: types.CellType) -> Iterator[tuple[str, Any]]:
+    yield "", cell.cell_contents
+
+
+def _of_method(method: Any) -> Iterator[tuple[str, Any]]:
+    yield ".__self__", method.__self__
+    if type(method) is types.MethodType:
+        yield ".__func__", method.__func__
+
+
+def _of_partial(partial: functools.partial[Any]) -> Iterator[tuple[str, Any]]:
+    for name in ("func", "args", "keywords"):
+        yield f".{name}", namespace(functools.partial)[name].__get__(partial)
+
+
+def _of_generator(generator: Any) -> Iterator[tuple[str, Any]]:
+    frame = C.generator_locals(generator)
+    yield from () if frame is None else _variables(frame)
+
+
+def _of_frame(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
+    found = C.frame_object_locals(frame)
+    yield from () if found is None else _variables(found)
+
+
+def _variables(frame: Any) -> Iterator[tuple[str, Any]]:
+    file, function, line, variables = frame
+    for name, value in variables:
+        yield f" → {name} in {function} ({Path(file).name}:{line})", value
+
+
+_ERROR = {name: namespace(BaseException)[name] for name in ("__traceback__", "__context__", "__cause__", "args")}
+
+
+def _of_exception(error: BaseException) -> Iterator[tuple[str, Any]]:
+    for name, field in _ERROR.items():
+        yield "" if name == "__traceback__" else f".{name}", field.__get__(error)
+
+
+def _of_traceback(traceback: types.TracebackType) -> Iterator[tuple[str, Any]]:
+    yield "", traceback.tb_next
+    yield "", traceback.tb_frame
+
+
+def _of_deque(items: collections.deque[Any]) -> Iterator[tuple[str, Any]]:
+    for index, value in enumerate(list(collections.deque.__iter__(items))):
+        yield f"[{index}]", value
+
+
+def _of_set(items: Any) -> Iterator[tuple[str, Any]]:
+    iterate = set.__iter__ if derives(type(items), set) else frozenset.__iter__
+    for value in list(iterate(items)):
+        yield "{...}", value
+
+
+def _of_dict(items: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in list(dict.items(items)):
+        yield f"[{key_text(key)}]", value
+        yield ".keys()", key
+
+
+def _of_list(items: list[Any]) -> Iterator[tuple[str, Any]]:
+    for index, value in enumerate(list(list.__iter__(items))):
+        yield f"[{index}]", value
+
+
+def _of_tuple(items: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    for index, value in enumerate(list(tuple.__iter__(items))):
+        yield f"[{index}]", value
+
+
+def _of_property(found: property) -> Iterator[tuple[str, Any]]:
+    yield ".fget", namespace(property)["fget"].__get__(found)
+
+
+_CACHED = type(functools.lru_cache(len))
+_READERS: tuple[tuple[type, Any], ...] = (
+    (types.FunctionType, _of_function),
+    (types.CellType, _of_cell),
+    (types.MethodType, _of_method),
+    (types.BuiltinMethodType, _of_method),
+    (functools.partial, _of_partial),
+    (types.GeneratorType, _of_generator),
+    (types.CoroutineType, _of_generator),
+    (types.AsyncGeneratorType, _of_generator),
+    (types.FrameType, _of_frame),
+    (types.TracebackType, _of_traceback),
+    (BaseException, _of_exception),
+    (collections.deque, _of_deque),
+    (set, _of_set),
+    (frozenset, _of_set),
+    (dict, _of_dict),
+    (list, _of_list),
+    (tuple, _of_tuple),
+    (property, _of_property),
+)
+
+
+def _what(obj: Any) -> str:
+    """Name an object that nothing else names, by its kind."""
+    cls = type(obj)
+    if derives(cls, type):
+        return f"class {class_name(obj)}"
+    if cls is types.FunctionType:
+        return f"function {obj.__qualname__}"
+    if cls is types.ModuleType:
+        return str(types.ModuleType.__getattribute__(obj, "__dict__").get("__name__", "a module"))
+    if derives(cls, _CACHED):
+        return "a cached function"
+    return "memory" if obj is None else f"a {class_name(cls)}"

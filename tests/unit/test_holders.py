@@ -1,0 +1,200 @@
+"""who_holds(): paths that a program would use, and counts that add up."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tensorplay
+from tensorplay._native import C
+from tensorplay.reports import Report
+from tests.situations import SITUATIONS
+
+
+def paths(report: Any) -> list[str]:
+    return [holder.path for holder in report.holders]
+
+
+# Where the situation's own name for the tensor is told, the path must hold it.
+NAMED = {
+    "in_list": r"kept\[0\]",
+    "twice_in_dict": r"kept\['b'\]",
+    "key_of_dict": r"kept\.keys\(\)",
+    "in_set": r"kept\{\.\.\.\}",
+    "in_deque": r"kept\[0\]",
+    "in_slot": r"kept\.x",
+    "in_attribute": r"kept\.x",
+    "in_materialised_dict": r"kept\[0\]\.x|kept\[1\]\['x'\]",
+    "in_class_attribute": r"kept\.x",
+    "in_property": r"closure variable x",
+    "in_closure": r"kept → closure variable x",
+    "in_defaults": r"kept\.__defaults__\[0\]",
+    "in_partial": r"kept\.args\[0\]",
+    "in_bound_method": r"kept\.__self__",
+    "in_lru_cache": r"kept \(a cached result\)",
+    "in_generator": r"kept → x in .*generate \(situations\.py:\d+\)",
+    "in_coroutine": r"kept → x in .*run \(situations\.py:\d+\)",
+    "in_exception": r"kept → x in .*fail \(situations\.py:\d+\)",
+    "in_exception_arguments": r"kept\.args\[0\]",
+    "in_other_thread": r"situations\.py:\d+ in Parked\.__init__\.<locals>\.run \(thread Thread-.*\): x",
+    "in_thread_local": r"kept of one thread\.x",
+    "in_context_variable": r"thread MainThread: context variable",
+    "in_queue": r"kept\.queue\[0\]",
+    "by_node_alone": r"kept",
+    "by_custom_function": r"kept\.grad_fn \(ExponentialBackward\)",
+    "by_gradient_object": r"kept\[0\]\.grad|kept\[1\]",
+    "by_model_and_optimizer": r"kept\[0\]\.0\.weight",
+    "inside_subclass_attribute": r"kept\.extra",
+    "by_array": r"kept\.base",
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_nothing_is_unaccounted_for(name):
+    gc.collect()
+    before = {id(x) for x in C.live_graph()[0]}
+    kept = SITUATIONS[name]()
+    found = []
+    # One at a time: a list of them would be a holder.
+    for x in C.live_graph()[0]:
+        if id(x) not in before:
+            report = tensorplay.who_holds(x)
+            assert report.unaccounted == 0, report
+            assert report.state == "reached"
+            found += paths(report)
+    if name in NAMED:
+        assert any(re.search(NAMED[name], path) for path in found), found
+    del kept
+
+
+def test_views_saves_and_gradients_are_holders():
+    x = torch.ones(4, requires_grad=True)
+    y = x.exp()
+    view = x[1:]
+    report = tensorplay.who_holds(x)
+
+    found = {(holder.how, holder.path.rpartition(": ")[2]) for holder in report.holders}
+    assert ("base", "view") in found
+    assert ("reference", "x") in found
+    assert any(how == "variable" and "AccumulateGrad" in path for how, path in found)
+    del y, view
+
+
+def test_a_view_is_one_holder():
+    x = torch.ones(4)
+    view = x[1:]
+
+    report = tensorplay.who_holds(x)
+
+    assert [holder.how for holder in report.holders].count("base") == 1
+    assert "storage" not in [holder.how for holder in report.holders]
+    assert report.ledgers[2].equation == "storage use_count 2 = 1 its TensorImpl + 1 other TensorImpl"
+    del view
+
+
+def test_a_frame_is_named_with_its_line():
+    x = torch.ones(4)
+
+    (holder,) = tensorplay.who_holds(x).holders
+
+    assert (holder.root, holder.file) == ("frame", __file__)
+    assert holder.line == test_a_frame_is_named_with_its_line.__code__.co_firstlineno + 3
+    assert holder.path.endswith("test_a_frame_is_named_with_its_line: x")
+
+
+def test_an_argument_nobody_else_has_is_held_by_the_call_alone():
+    report = tensorplay.who_holds(torch.ones(3))
+
+    assert not report.holders
+    assert report.ledgers[0].equation == "refcount 1 = 1 of this call"
+    assert "nobody refers to it" in str(report)
+
+
+def test_c_owners_are_counted():
+    future = torch.futures.Future()
+    x = torch.ones(3)
+    future.set_result(x)
+
+    report = tensorplay.who_holds(x)
+
+    assert report.unaccounted == 1
+    assert "1 C++-only reference" in str(report)
+
+
+def test_garbage_is_told():
+    gc.collect()
+    gc.disable()
+    try:
+        box: dict[str, Any] = {"x": torch.ones(3)}
+        box["self"] = box
+        address = id(box["x"])
+        del box
+        x = next(x for x in C.live_graph()[0] if id(x) == address)
+        report = tensorplay.who_holds(x)
+    finally:
+        gc.enable()
+    # What asks holds it too: it is reached, and the garbage is one of its holders.
+    assert report.unaccounted == 0
+    assert "cycle" in [holder.root for holder in report.holders]
+
+
+def test_other_objects_have_their_references():
+    model = nn.Linear(2, 2)
+    box = [model]
+
+    report = tensorplay.who_holds(model)
+
+    assert [ledger.of for ledger in report.ledgers] == ["object"]
+    assert report.unaccounted == 0
+    assert any(path.endswith("box[0]") for path in paths(report))
+    assert box[0] is model
+
+
+@pytest.mark.parametrize("thing", [1, "x", None, 1.5, b""])
+def test_what_has_no_references_is_refused(thing):
+    with pytest.raises(TypeError, match="takes a tensor or an object with references"):
+        tensorplay.who_holds(thing)
+
+
+def test_asking_changes_nothing():
+    x = torch.ones(4, requires_grad=True)
+    y = (x * x).sum()
+    box = [x, x[1:]]
+
+    def state() -> list[Any]:
+        records = [C.read(each, 0) for each in (x, y, box[1])]
+        return [(r.python.refcount, r.impl.use_count, r.storage.use_count, r.impl.version) for r in records]
+
+    before = state()
+    tensorplay.who_holds(x)
+    assert state() == before
+    y.backward()
+
+
+def test_a_report_is_read_back():
+    x = torch.ones(4)
+    report = tensorplay.who_holds(x)
+
+    again = Report.from_json(report.to_json())
+
+    assert again.document.held == report.document.held
+    assert str(again) == str(report)
+
+
+def test_many_threads_wait_no_longer_than_the_walk():
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: [torch.ones(2)[1:] for _ in iter(stop.is_set, True)])
+    thread.start()
+    x = torch.ones(3)
+    try:
+        for _ in range(5):
+            assert tensorplay.who_holds(x).unaccounted == 0
+    finally:
+        stop.set()
+        thread.join()
