@@ -54,7 +54,7 @@ SIGNATURES = {
     "generator_locals": "(generator: object, /) -> FrameLocals | None",
     "frame_object_locals": "(frame: types.FrameType, /) -> FrameLocals | None",
     "find_holders": (
-        "(watched: list[tuple[str, int]], own: str, /) -> "
+        "(watched: list[tuple[str, int]], own: str, closed: list[int] = [], /) -> "
         "tuple[list[HeapEntry], list[tuple[int, list[tuple[int, HeapLink]], int, str, HeapCycle]], int, int]"
     ),
     "find_storages": (

@@ -429,7 +429,7 @@ def exclusive_of(regions: Sequence[_Region], index: int, nbytes: int, /) -> int 
 def extent_of(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]:
     """Answer which cells of a storage a geometry reaches."""
 
-def find_holders(watched: list[tuple[str, int]], own: str, /) -> tuple[list[HeapEntry], list[tuple[int, list[tuple[int, HeapLink]], int, str, HeapCycle]], int, int]:
+def find_holders(watched: list[tuple[str, int]], own: str, closed: list[int] = [], /) -> tuple[list[HeapEntry], list[tuple[int, list[tuple[int, HeapLink]], int, str, HeapCycle]], int, int]:
     """Answer who refers to some objects, impls, storages or nodes, given as (kind, address): entries (kind, object, address, name, how, parent) of what is on the ways from the roots; of each watched one (count, [(entry, how), ...], entries of unknown stacks, state, cycle); the number of busy nodes, and of vertices."""
 
 def find_mappings(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, str, str]]]:
@@ -442,7 +442,7 @@ def frame_locals(thread: int | None = None, skip: str | None = None, /) -> list[
     """Answer (filename, qualified name, line, [(variable, value), ...]) of every frame now executing, this thread's first, innermost first."""
 
 def frame_object_locals(frame: types.FrameType, /) -> FrameLocals | None:
-    """Answer what frame_locals() does for a frame's object, without making its f_locals, which would keep its variables alive; None where it was cleared."""
+    """Answer what frame_locals() does for a frame's object, without making its f_locals, which would keep its variables alive; None where it executes, or is a generator's."""
 
 def generator_locals(generator: object, /) -> FrameLocals | None:
     """Answer what frame_locals() does for the frame of a generator or coroutine, or None where it has finished."""

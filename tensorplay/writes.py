@@ -19,6 +19,7 @@ from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord
 from tensorplay.live import Live, LiveTensor
 from tensorplay.reports import Report, Verdict
 from tensorplay.rules.foreign import MappedReadOnly, NotMapped
+from tensorplay.storages import region
 from tensorplay.words import bytes_text, describe, plural
 
 __all__ = ["RULES", "Hazard", "SafeView", "Surroundings", "is_safe_view", "judge"]
@@ -48,7 +49,7 @@ class Hazard(NamedTuple):
     kind: Literal[
         "leaf", "leaf_view", "multi_output", "custom_function", "no_grad_view", "inference_view", "other_view",
         "unrefreshed_view", "inference_tensor", "zerotensor", "uninitialized", "expanded", "self_overlapping",
-        "saved", "read_only", "memory", "no_memory",
+        "saved", "saved_unseen", "read_only", "memory", "no_memory",
     ]  # fmt: skip
     reason: str
     evidence: dict[str, Any]
@@ -95,11 +96,11 @@ class SafeView(Verdict):
 def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeView:
     """Tell what an in-place write on a tensor would do now, in the grad mode of this moment.
 
-    Unsafe is a write that raises, that makes a backward raise which would have run, that gives wrong numbers, or that
-    ends the process: on a leaf that requires grad or a view of one; on a view that autograd did not see being made, or
-    that is one of several; on an inference tensor outside inference mode; where several indices reach one element;
-    where a live node saved the tensor for backward; in memory that is mapped read-only, gone, or of an object that may
-    not be written: ``bytes``, an array that is not writeable.
+    Unsafe is a write that raises, that makes a backward raise which would have run, that gives wrong numbers, or
+    that ends the process: on a leaf that requires grad or a view of one; on a view that autograd did not see being
+    made, or that is one of several; on an inference tensor outside inference mode; where several indices reach one
+    element; where a live node saved the tensor for backward, or another one over its bytes; in memory that is
+    mapped read-only, gone, or of an object that may not be written: ``bytes``, an array that is not writeable.
 
     With grad mode off a write on a view that autograd cannot follow goes through, and so does one on its base: it is
     safe. That the next use of the view with grad mode on raises is said in ``.reasons`` and ``.later``.
@@ -116,8 +117,10 @@ def is_safe_view(x: torch.Tensor, *, value_requires_grad: bool = False) -> SafeV
 
     Cost: a scan of the process's objects for live tensors and nodes, some 15 ms beside torch alone; half a millisecond
         for the memory map; a walk of the graphs behind them, about a microsecond a node. Runs no operator, no hook, and
-        unpacks nothing. Not seen: what hooks of saved tensors keep (PyTorch does not check versions there, so that
-        nothing raises and backward may use the new values), and graphs that C++ alone holds.
+        unpacks nothing. Not seen: what hooks of saved tensors keep, what a custom Function keeps on its ctx by itself,
+        and what a checkpointed function reads beside its arguments, as a module's weights (PyTorch does not check
+        versions there: nothing raises, and backward uses the new values); graphs that C++ alone holds; saved aliases by
+        NumPy, and any by DLPack; and tensors that torch.func transforms captured, which raise inside them.
 
     Source: torch/csrc/autograd/VariableTypeUtils.h ``check_inplace``; torch/csrc/autograd/variable.cpp
         ``handle_view_on_rebase``; torch/csrc/autograd/saved_variable.h; ATen/MemoryOverlap.h, torch 2.13 and 2.14.
@@ -312,29 +315,65 @@ def _of_memory(record: TensorRecord, findings: Iterable[Finding], constant: str 
 
 
 def _savers(record: TensorRecord, around: Surroundings) -> tuple[list[Hazard], list[str]]:
-    """Find the live nodes that saved the tensor, or one that shares its version counter."""
-    if record.impl.version_counter is None:
-        return [], []
-    saved, _, busy = C.saved_tensors(around.live.roots, around.x)
-    held = [
-        {
-            "node": node,
-            "argument": argument if index is None else f"{argument}[{index}]",
-            "expected_version": expected,
-            "shape": None if kept is None else kept.impl.shape,
-        }
-        for node, _, argument, index, _, expected, kept, _ in saved
-    ]
+    """Find the live nodes that saved the tensor, or another one over some of its bytes."""
+    found: Sequence[Any] = ()
+    busy = 0
+    if record.impl.version_counter is not None:
+        found, _, busy = C.saved_tensors(around.live.roots, around.x)
+    held = [_saver(slot) for slot in found]
+    hazards = _silent_savers(record, around)
     notes = [] if not busy else [f"{plural(busy, 'node')} of the graph is held by another thread: not known"]
     if not held:
-        return [], notes
-    named = ", ".join(f"{entry['node']} ({entry['argument']})" for entry in held[:_MOST_SAVERS])
-    more = f" and {len(held) - _MOST_SAVERS} more" if len(held) > _MOST_SAVERS else ""
+        return hazards, notes
+    named = _savers_text(held)
     version = record.impl.version
     evidence = {"saved_by": held, "version": version}
     if all(entry["expected_version"] != version for entry in held):
-        return [], [*notes, f"saved for backward by {named}{more}, and written since: that backward raises already"]
+        return hazards, [*notes, f"saved for backward by {named}, and written since: that backward raises already"]
+    reason = f"saved for backward by {named}: the write moves its version past {version}, and that backward will raise"
+    return [Hazard("saved", reason, evidence, False), *hazards], notes
+
+
+def _silent_savers(record: TensorRecord, around: Surroundings) -> list[Hazard]:
+    """Find what nodes saved over the same bytes under another version counter: nobody notices the write there."""
+    if record.storage is None or record.data is None or not record.data.pointer or record.kind not in WITH_MEMORY:
+        return []
+    owner = producer_of(around.x)
+    lenders = () if owner is None else (lender.tensor for lender in owner.lenders)
+    lent = [one.storage.address for one in lenders if one is not None and one.storage is not None]
+    found, _, _ = C.saved_tensors(around.live.roots, None, [record.storage.address, *lent])
+    counter = record.impl.version_counter
+    held = [
+        _saver(slot)
+        for slot in found
+        if slot[6] is not None and slot[6].impl.version_counter != counter and _meet(record, slot[6])
+    ]
+    if not held:
+        return []
     reason = (
-        f"saved for backward by {named}{more}: the write moves its version past {version}, and that backward will raise"
+        f"the same bytes are saved for backward by {_savers_text(held)} under another version counter: nothing "
+        "raises, and that backward computes with the new values"
     )
-    return [Hazard("saved", reason, evidence, False)], notes
+    return [Hazard("saved_unseen", reason, {"saved_unseen_by": held}, False)]
+
+
+def _meet(one: Any, other: Any) -> bool:
+    """Tell whether two tensors have a byte in common, or nobody can tell that they do not."""
+    origin = min(one.data.pointer, other.data.pointer)
+    a, b = region(one, origin), region(other, origin)
+    return a is None or b is None or C.overlap_of(a, b)[0] != "disjoint"
+
+
+def _saver(slot: Any) -> dict[str, Any]:
+    node, _, argument, index, _, expected, kept, _ = slot
+    return {
+        "node": node,
+        "argument": argument if index is None else f"{argument}[{index}]",
+        "expected_version": expected,
+        "shape": None if kept is None else kept.impl.shape,
+    }
+
+
+def _savers_text(held: Sequence[dict[str, Any]]) -> str:
+    named = ", ".join(f"{entry['node']} ({entry['argument']})" for entry in held[:_MOST_SAVERS])
+    return f"{named} and {len(held) - _MOST_SAVERS} more" if len(held) > _MOST_SAVERS else named

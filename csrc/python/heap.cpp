@@ -217,7 +217,8 @@ PyMethodDef functions[] = {
     {"frame_object_locals", frame_object_locals, METH_O,
      "frame_object_locals(frame, /)\n--\n\nAnswer what frame_locals() does for a frame's object, without "
      "making "
-     "its f_locals, which would keep its variables alive; None where it was cleared."},
+     "its f_locals, which would keep its variables alive; None where it executes, or "
+     "is a generator's."},
     {"group_by_storage", group_by_storage, METH_O,
      "group_by_storage(tensors, /)\n--\n\nAnswer each tensor's group, numbered by first appearance, and the "
      "address of each group's storage; a tensor without one is a group by itself, at 0."},

@@ -466,6 +466,7 @@ void HeapGraph::expand_modules(Vertex vertex) {
 
 void HeapGraph::expand(Vertex vertex) {
   const void* const at = object(vertex);
+  if (!closed_.empty() && closed_.contains(at)) return;
   switch (kind(vertex)) {
     case VertexKind::kObject:
       return expand_object(vertex, static_cast<PyObject*>(const_cast<void*>(at)));

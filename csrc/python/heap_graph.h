@@ -60,6 +60,9 @@ class HeapGraph {
   // Before walk(): every reference to this object will be kept.
   Vertex watch(VertexKind kind, const void* object);
 
+  // Before walk(): nothing is reached through this object.
+  void close(const void* object) { closed_.insert(object); }
+
   // False with an exception set.
   bool walk();
 
@@ -192,6 +195,7 @@ class HeapGraph {
   std::vector<unsigned long> frame_threads_;
   std::vector<unsigned long> thread_ids_;
   std::vector<std::vector<ThreadReference>> thread_references_;
+  std::unordered_set<const void*> closed_;
   std::vector<PyObject*> visited_;  // by one object's tp_traverse
   size_t busy_ = 0;
 };

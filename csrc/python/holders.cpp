@@ -176,6 +176,7 @@ bool append(PyObject* list, PyObject* item) {
 const char* state_of(const HeapGraph& graph, Vertex vertex) {
   if (graph.is_garbage(vertex)) return "cycle";
   if (!graph.is_reached(vertex)) return "unseen";
+  if (graph.is_own(vertex)) return "own";
   Vertex root = vertex;
   while (graph.parent(root) != kNoVertex) root = graph.parent(root);
   return graph.kind(root) == VertexKind::kUnknown ? "unknown" : "reached";
@@ -201,16 +202,21 @@ bool read_kind(PyObject* name, VertexKind& kind) {
   return false;
 }
 
-// find_holders([(kind, address), ...], own)
+// find_holders([(kind, address), ...], own, [address of an object that leads nowhere, ...])
 PyObject* find_holders(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 2, 2, "find_holders(watched, own)")) return nullptr;
-  if (!PyList_Check(args[0]) || !PyUnicode_Check(args[1])) {
+  if (!need_arguments(count, 2, 3, "find_holders(watched, own, closed=[])")) return nullptr;
+  if (!PyList_Check(args[0]) || !PyUnicode_Check(args[1]) || (count > 2 && !PyList_Check(args[2]))) {
     PyErr_SetString(PyExc_TypeError, "find_holders() takes a list of (kind, address) and a str");
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
     const CollectionPause pause;
     HeapGraph graph(args[1]);
+    for (Py_ssize_t i = 0; count > 2 && i < PyList_GET_SIZE(args[2]); ++i) {
+      const unsigned long long at = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(args[2], i));
+      if (PyErr_Occurred() != nullptr) return nullptr;
+      graph.close(reinterpret_cast<const void*>(at));
+    }
     std::vector<Vertex> watched;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
       PyObject* name = nullptr;
@@ -308,7 +314,8 @@ PyObject* find_storages(PyObject*, PyObject* own) {
 
 PyMethodDef functions[] = {
     {"find_holders", fast_call(find_holders), METH_FASTCALL,
-     "find_holders(watched, own, /)\n--\n\nAnswer who refers to some objects, impls, storages or nodes, "
+     "find_holders(watched, own, closed=[], /)\n--\n\nAnswer who refers to some objects, impls, storages or "
+     "nodes, "
      "given as "
      "(kind, address): entries (kind, object, address, name, how, parent) of what is on the ways from the "
      "roots; "

@@ -198,7 +198,8 @@ void read_slots(Frame* frame, FrameReferences& out) {
 }
 
 Frame* frame_in(PyObject* object) {
-  return reinterpret_cast<PyFrameObject*>(object)->f_frame;
+  Frame* frame = reinterpret_cast<PyFrameObject*>(object)->f_frame;
+  return frame->owner == FRAME_OWNED_BY_FRAME_OBJECT ? frame : nullptr;
 }
 
 Frame* frame_of(PyObject* generator) {
@@ -259,7 +260,9 @@ void read_slots(Frame* frame, FrameReferences& out) {
 }
 
 Frame* frame_in(PyObject* object) {
-  return reinterpret_cast<PyFrameObject*>(object);
+  auto* frame = reinterpret_cast<PyFrameObject*>(object);
+  return _PyFrame_IsExecuting(frame) || _PyFrameHasCompleted(frame) || frame->f_gen != nullptr ? nullptr
+                                                                                               : frame;
 }
 
 Frame* frame_of(PyObject* generator) {

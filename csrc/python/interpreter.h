@@ -59,7 +59,8 @@ void read_frames(PyThreadState* thread, const CodeFilter& wanted, std::vector<Fr
 // undefined.
 bool read_generator(PyObject* generator, FrameLocals& frame);
 
-// Reads a frame's object; false where it has been cleared.
+// Reads what a frame's object alone keeps, as for a traceback; false for a frame that executes, and for a
+// generator's.
 bool read_frame_object(PyObject* object, FrameLocals& frame);
 
 // Whatever a frame refers to, borrowed.

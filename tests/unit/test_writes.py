@@ -603,3 +603,44 @@ def test_a_module_s_full_backward_hook_is_named():
     y = linear(torch.ones(1, 2))
 
     assert "a full backward hook on the module" in str(tp.is_safe_view(y))
+
+
+# The same bytes under another version counter
+
+
+def aliases_with_a_counter_of_their_own(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "data": x.data,
+        "view of data": x.data[1:],
+        "set_": torch.empty(0).set_(x.detach().untyped_storage(), 0, x.shape),
+        "numpy": torch.from_numpy(x.detach().numpy()),
+        "numpy of numpy": torch.from_numpy(x.detach().numpy()[1:][:1]),
+    }
+
+
+@pytest.mark.parametrize("name", aliases_with_a_counter_of_their_own(torch.ones(3)))
+def test_what_is_saved_over_the_same_bytes_is_seen(name):
+    x = torch.ones(3, requires_grad=True)
+    h = x.exp()
+    loss = h.sum()
+    alias = aliases_with_a_counter_of_their_own(h)[name]
+
+    verdict = tp.is_safe_view(alias)
+
+    assert not verdict
+    assert [hazard.kind for hazard in verdict.hazards] == ["saved_unseen"]
+    assert verdict.hazards[0].raises is False
+    alias.mul_(2)
+    loss.backward()  # and nothing raises
+    assert not torch.equal(x.grad, torch.ones(3).exp())
+    assert tp.is_safe_view(alias), "the graph has given its tensors back"
+
+
+def test_other_bytes_of_a_saved_storage_are_safe():
+    x = torch.ones(6, requires_grad=True)
+    base = torch.ones(6)
+    loss = (x[:3] * base[:3]).sum()
+
+    assert tp.is_safe_view(base.data[3:])
+    assert not tp.is_safe_view(base.data[2:])
+    loss.backward()
