@@ -184,6 +184,9 @@ class PinnedStorage(SceneRule):
         ):  # its graph leads to the base
             how = "detach().clone()"
         others = sum(len(storage.beyond.records) for storage in storages)
+        cloned = [member.record for member in members]
+        cloned += [record for storage in storages for record in storage.beyond.records]
+        copied = retained - pinned if array is not None else sum(map(_clone_nbytes, cloned))
         # Those see nothing of the rest, and keep it all the same.
         and_others = f" and {plural(others, 'other tensor')} over the storage" if others else ""
         return self.finding(
@@ -212,10 +215,20 @@ class PinnedStorage(SceneRule):
             + (
                 "torch.save and pickle write all of it" if array is None else "the array keeps the tensor that lends it"
             ),
-            fix=f"{how} {'each' if several else 'it'}{and_others}: copies {bytes_text(retained - pinned)}, frees "
-            f"{bytes_text(pinned)}",
+            fix=(
+                f"{how} {'each' if several else 'it'}{and_others}: copies {bytes_text(copied)}, frees "
+                f"{bytes_text(retained - copied)}"
+                if copied < retained
+                else f"keep a copy of what is distinct{and_others}, before it is expanded or unfolded: {how} of all "
+                f"its elements copies {bytes_text(copied)}"
+            ),
             source=_READ,
         )
+
+
+def _clone_nbytes(record: Any) -> int:
+    """Answer what a copy takes: every element, also where several lie on one cell."""
+    return int(record.impl.numel * record.impl.itemsize)
 
 
 def _what(subject: Subject) -> str:
@@ -291,7 +304,7 @@ class SavesWholeStorage(SceneRule):
         for storages in causes.values():
             group, beyond = storages[0]
             subject = group.members[0]
-            seen = scene.reached_by_members(group)
+            seen, copied = scene.reached_by_members(group), _clone_nbytes(subject.record)
             more = f", and {plural(len(storages) - 1, 'more storage')} in this way" if len(storages) > 1 else ""
             yield self.finding(
                 subject.read.name,
@@ -305,7 +318,7 @@ class SavesWholeStorage(SceneRule):
                     "tensors": [member.read.name for group, _ in storages for member in group.members],
                 },
                 why=f"torch.save, pickle and deepcopy take whole storages; {_who_sees(beyond)}",
-                fix=f"nothing, as long as it is not saved alone; else save x.clone(): {bytes_text(seen)}",
+                fix=f"nothing, as long as it is not saved alone; else save x.clone(): {bytes_text(copied)}",
                 source=_READ,
             )
 

@@ -1215,3 +1215,24 @@ def test_tp314_on_random_slices_of_one_tensor(spans):
     assert len(findings) == bool(together)
     if findings:
         assert set(findings[0].evidence["tensors"]) == {f"w[{n}]" for pair in together for n in pair}
+
+
+def test_a_copy_of_an_expanded_view_is_not_said_to_be_small():
+    x = torch.zeros(100_000)[:1].expand(100_000)
+
+    (found,) = tp.check(x, select=["TP301"]).findings
+
+    assert found.fix == (
+        "keep a copy of what is distinct, before it is expanded or unfolded: clone() or contiguous() of all its "
+        "elements copies 390.6 KiB"
+    )
+
+
+def test_a_copy_of_an_overlapping_view_costs_its_elements():
+    x = torch.zeros(100_000)[:100].unfold(0, 50, 1)
+
+    (found,) = tp.check(x, select=["TP301"]).findings
+
+    nbytes = x.clone().untyped_storage().nbytes()
+    assert nbytes == 51 * 50 * 4
+    assert found.fix == "clone() or contiguous() it: copies 10.0 KiB, frees 380.7 KiB"
