@@ -228,6 +228,8 @@ class PinnedStorage(SceneRule):
 
 def _clone_nbytes(record: Any) -> int:
     """Answer what a copy takes: every element, also where several lie on one cell."""
+    if record.impl.numel is None:  # a nested tensor's
+        return int(record.storage.nbytes)
     return int(record.impl.numel * record.impl.itemsize)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from typing import Any
 
@@ -198,3 +199,45 @@ def test_a_walk_changes_no_count():
     C.find_storages(NOBODY)
     assert counts() == before
     del kept
+
+
+def test_nothing_is_reached_through_what_is_closed():
+    only, also = torch.ones(3), torch.ones(3)
+    box = [only, also]
+    watched = [("object", id(only)), ("object", id(also))]
+    del only
+
+    _, answers, _, _ = C.find_holders(watched, NOBODY, [id(box)])
+
+    assert [(answer[0], len(answer[1]), answer[3]) for answer in answers] == [
+        (1, 0, "unknown"),
+        (2, 1, "reached"),
+    ]
+
+
+def raising() -> None:
+    x = torch.ones(3)
+    raise ValueError(x.shape)
+
+
+def test_variables_of_a_frame_that_ended_are_read_without_keeping_them():
+    try:
+        raising()
+    except ValueError as error:
+        kept = error
+    frame = kept.__traceback__.tb_next.tb_frame
+
+    file, function, line, variables = C.frame_object_locals(frame)
+
+    assert (file, function, line) == (__file__, "raising", raising.__code__.co_firstlineno + 2)
+    assert [name for name, _ in variables] == ["x"]
+    address = id(variables[0][1])
+    del variables
+    frame.clear()
+    assert address not in {id(x) for x in C.live_graph()[0]}
+
+
+def test_a_frame_that_executes_answers_for_itself():
+    assert C.frame_object_locals(sys._getframe()) is None
+    with pytest.raises(TypeError, match="expected a frame"):
+        C.frame_object_locals(1)
