@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
@@ -545,6 +545,12 @@ def _out_of_place(write: str, target: _Target) -> str | None:
     return f"{target.assigned} = {target.name}.{call.op}({call.arguments})"
 
 
+class _MethodCall(ast.Call):
+    """A call of a method, for the type checker."""
+
+    func: ast.Attribute
+
+
 class _Rename(ast.NodeTransformer):
     def __init__(self, target: _Target) -> None:
         self._target = target
@@ -620,8 +626,11 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: Mapping[
     if kind in _LEAVES or kind == "saved":
         in_place = _InPlace("", kind in _LEAVES)
     target = _target_of(name, variables, None)
-    if kind in _LEAVES and "." in name and _named_value(name, variables) is None:
-        target = _Target(name, "copied")  # perhaps a module's parameter, which cannot be rebound
+    if _named_value(name, variables) is None:
+        if kind == "leaf" and _is_item_of_unknown(name, variables):
+            target = _Target(name, name)  # no item of a tensor is a leaf: a container holds it
+        elif kind in _LEAVES and "." in name:
+            target = _Target(name, "copied")  # perhaps a module's parameter, which cannot be rebound
     situation = _Situation(target, write or statement, frozenset({kind}), None, in_place, variables=variables)
     return Fixes(head, _fixes(situation), report)
 
@@ -694,16 +703,24 @@ def _named_value(name: str, variables: Mapping[str, Any]) -> Any:
         return None
 
 
+def _is_item_of_unknown(name: str, variables: Mapping[str, Any]) -> bool:
+    expression = ast.parse(name, mode="eval").body
+    return isinstance(expression, ast.Subscript) and _value_of(expression.value, variables) is None
+
+
 def _failing_write(error: BaseException, variables: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Answer target and text of the write on the innermost line of the traceback that has one."""
-    found = None
+    """Answer target and text of the write that raised: of the innermost frame that stands at one.
+
+    None as well where the line holds several, and the code does not know at which of them it was.
+    """
+    found: list[tuple[str, str]] = []
     traceback = error.__traceback__
     while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(_TORCH):
-            found = _write_at(linecache.getlines(file), traceback.tb_lineno, variables) or found
+        at = Caller(traceback.tb_frame.f_code, traceback.tb_lasti, traceback.tb_lineno)
+        if not at.file.startswith(_TORCH):
+            found = _writes_at(at, variables) or found
         traceback = traceback.tb_next
-    return found
+    return found[0] if len(found) == 1 else None
 
 
 def _tree(lines: Sequence[str]) -> ast.Module | None:
@@ -713,18 +730,42 @@ def _tree(lines: Sequence[str]) -> ast.Module | None:
         return None
 
 
-def _write_at(lines: Sequence[str], line: int, variables: Mapping[str, Any]) -> tuple[str, str] | None:
-    tree = _tree(lines)
-    for node in ast.walk(tree) if tree is not None else ():  # outer statements come before inner expressions
-        if not isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)):
-            continue
-        if not node.lineno <= line <= (node.end_lineno or node.lineno):
-            continue
-        text = ast.unparse(node)
-        name = _written(text, variables)
-        if name is not None:
-            return name, text
-    return None
+def _writes_at(at: Caller, variables: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Answer target and text of what was written where a frame stands; of its whole line where only that is known."""
+    tree, position = _tree(linecache.getlines(at.file)), at.position()
+    nodes = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.expr))]
+    writes = [write for node in nodes for write in _writes_of(node)]
+    if position is not None and any(_is_at(node, position) for node in nodes):
+        texts = [ast.unparse(node) for node, *places in writes if any(_is_at(place, position) for place in places)]
+    else:
+        texts = [ast.unparse(node) for node, at_node, *_ in writes if _is_on(at_node, at.line)]
+    written = dict.fromkeys((_written(text, variables), text) for text in texts)
+    return [(name, text) for name, text in written if name is not None]
+
+
+def _writes_of(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ...]]:
+    """Answer what may write, and the nodes that code stands at when it does."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield ast.Assign([target], node.value, lineno=node.lineno), target
+    elif isinstance(node, ast.AugAssign):
+        yield node, node, node.target
+    elif isinstance(node, ast.Call):
+        yield node, node
+
+
+def _is_on(node: ast.expr | ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _is_at(node: ast.expr | ast.stmt, position: tuple[int, int, int | None, int | None]) -> bool:
+    """Tell whether code is at a node: at all of it, or at the method's name where a call takes several lines."""
+    first, last, start, end = position
+    if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == (first, last, start, end):
+        return True
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.end_col_offset is None:
+        return False
+    return (node.func.end_lineno, node.func.end_col_offset - len(node.func.attr.encode())) == (first, start)
 
 
 def _written(write: str, variables: Mapping[str, Any]) -> str | None:
@@ -748,10 +789,45 @@ def _written(write: str, variables: Mapping[str, Any]) -> str | None:
     else:
         return None
     while True:
-        if isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
-            target = target.func.value  # a view made there: x.view(2).mul_(3)
-        elif isinstance(target, ast.Subscript) and not _is_assignable(ast.unparse(target), variables, False):
+        if _is_view_call(target, variables):
+            target = target.func.value  # x.view(2).mul_(3)
+        elif _is_view_index(target, variables):
             target = target.value
         else:
             break
-    return ast.unparse(target) if _is_path(target) else None
+    expression = target.func.value if _is_method_call(target) else target
+    return ast.unparse(target) if _is_path(expression) else None
+
+
+# Several indices of what they make reach one element: a copy of the tensor would not help.
+_OVERLAPPING = frozenset({"as_strided", "broadcast_to", "expand", "expand_as", "unfold"})
+
+
+def _is_method_call(expression: ast.expr) -> TypeGuard[_MethodCall]:
+    return isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute)
+
+
+def _is_view_call(expression: ast.expr, variables: Mapping[str, Any]) -> TypeGuard[_MethodCall]:
+    if not _is_method_call(expression) or expression.func.attr in _OVERLAPPING:
+        return False
+    return _is_tensor(expression.func.value, variables)
+
+
+def _is_view_index(expression: ast.expr, variables: Mapping[str, Any]) -> TypeGuard[ast.Subscript]:
+    """Tell whether a subscript is one of a tensor: what it is of is known for one, or is asked for a slice."""
+    if not isinstance(expression, ast.Subscript):
+        return False
+    if _is_tensor(expression.value, variables):
+        return True
+    slices = expression.slice.elts if isinstance(expression.slice, ast.Tuple) else [expression.slice]
+    is_slice = any(isinstance(part, ast.Slice) for part in slices)  # no tensor where it is one of a list
+    return is_slice and _value_of(expression.value, variables) is None
+
+
+def _is_tensor(expression: ast.expr, variables: Mapping[str, Any]) -> bool:
+    """Tell whether an expression is known to be a tensor, or made of one."""
+    if C.is_tensor(_value_of(expression, variables)):
+        return True
+    if _is_method_call(expression):
+        return _is_tensor(expression.func.value, variables)
+    return _is_view_index(expression, variables)
