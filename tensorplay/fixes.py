@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 import re
 import sys
@@ -130,7 +131,7 @@ def recommend_fix(
 
     Raises:
         TypeError: x is neither a tensor nor an exception, or write is no str.
-        ValueError: write is no Python.
+        ValueError: write is no Python, or writes nothing.
 
     Cost: as for is_safe_view().
 
@@ -171,9 +172,24 @@ def _check_write(write: object) -> None:
     if type(write) is not str:
         raise TypeError(f"recommend_fix(write=) takes a statement (str), got {class_name(type(write))}")
     try:
-        ast.parse(write)
+        tree = ast.parse(write)
     except (SyntaxError, ValueError):
         raise ValueError(f"recommend_fix(write=) takes a Python statement, got {write!r}") from None
+    if not any(_may_write(node) for node in ast.walk(tree)):
+        raise ValueError(f"recommend_fix(write=) takes a statement that writes to a tensor, got {write!r}")
+
+
+# Left out are those that run what they are handed.
+_HARMLESS = frozenset(vars(builtins)) - {"eval", "exec", "filter", "list", "map", "next", "setattr", "tuple"}
+
+
+def _may_write(node: ast.AST) -> bool:
+    """Tell whether a tensor may be written there: any call may do that but one of Python's own functions."""
+    if isinstance(node, ast.Call):
+        return not (isinstance(node.func, ast.Name) and node.func.id in _HARMLESS)
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return isinstance(node.ctx, ast.Store)
+    return isinstance(node, ast.AugAssign)
 
 
 _PINNED = PinnedStorage()
@@ -323,6 +339,8 @@ def _fixes(situation: _Situation) -> Iterator[Fix]:
     if kinds & _NOTHING_TO_READ:
         return
     write = situation.write or f"{target.name}.mul_(2)"
+    if in_place is not None and not in_place.under_no_grad and _is_refused_out(write):
+        in_place = None
     if in_place is not None and "saved" not in kinds:
         yield _stay(in_place, write, situation.value_recorded)
     if kinds == {"inference_tensor"}:
@@ -395,10 +413,11 @@ def _stay(in_place: _InPlace, write: str, value_recorded: bool, after_backward: 
 
 def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
     target, nbytes = situation.target, situation.nbytes
+    written = _replaced(_into_place(write) if _is_refused_out(write) else write, target)
     if situation.unreadable:
         yield Fix(
             title="write to a copy of its values",
-            code=f"{target.assigned} = {target.name}.detach().clone()\n{_replaced(write, target)}",
+            code=f"{target.assigned} = {target.name}.detach().clone()\n{written}",
             cost_nbytes=nbytes,
             safety="changes gradient",
             note="its base was written since it was made: no gradient flows to what it was made from",
@@ -409,9 +428,11 @@ def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
     out_of_place = None if fresh else _out_of_place(write, target)
     if out_of_place is not None:
         yield Fix(title="write out of place", code=out_of_place, cost_nbytes=nbytes, safety="copies", note=_KEEPS)
+        if _is_refused_out(write):
+            return  # the copy would be all that it makes
     yield Fix(
         title="write to a copy",
-        code=f"{target.assigned} = {target.name}.clone()\n{_replaced(write, target)}",
+        code=f"{target.assigned} = {target.name}.clone()\n{written}",
         cost_nbytes=nbytes,
         safety="copies",
         note=_KEEPS,
@@ -421,8 +442,8 @@ def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
 def _copy_values(write: str, variables: Mapping[str, Any]) -> Iterator[Fix]:
     """Copy what is read where it overlaps what is written."""
     statement, call = _parsed(write), _parsed_call(write)
-    if call is not None and (out := _taken_out(call)) is not None:
-        title, code = "compute it, then write", f"{ast.unparse(out)}.copy_({ast.unparse(call)})"
+    if call is not None and _taken_out(call) is not None:
+        title, code = "compute it, then write", _into_place(write)
     else:
         title = "copy the values before they are written over"
         if call is not None:
@@ -458,11 +479,24 @@ def _taken_out(call: ast.Call) -> ast.expr | None:
     return found.value
 
 
+def _is_refused_out(write: str) -> bool:
+    """Tell whether a write is one by ``out=``, which PyTorch refuses in grad mode where anything requires grad."""
+    call = _parsed_call(write)
+    return torch.is_grad_enabled() and call is not None and _taken_out(call) is not None
+
+
+def _into_place(write: str) -> str:
+    """Answer a write by ``out=`` as one that autograd records: compute, then copy."""
+    call = _parsed_call(write)
+    out = None if call is None else _taken_out(call)
+    return write if call is None or out is None else f"{ast.unparse(out)}.copy_({ast.unparse(call)})"
+
+
 def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding]) -> Iterator[Fix]:
     """Copy what is used of a large storage that only this tensor keeps alive."""
     finding = next((finding for finding in findings if finding.code == "TP301"), None)
     nbytes = None if record.extent is None else record.extent.nbytes
-    if finding is None or not isinstance(nbytes, int):
+    if finding is None or not isinstance(nbytes, int) or nbytes >= finding.evidence["pinned_nbytes"]:
         return
     impl, note = record.impl, "writes to it no longer reach the storage"
     safety: Safety = "copies"
@@ -605,7 +639,8 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: Mapping[
     kind = next((kind for text, kind in _MESSAGES if text in message), None)
     report = Report([], ())
     if kind is None:
-        text = f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here"
+        said = f"{class_name(type(error))}: {head}" if head else class_name(type(error))
+        text = f"{said}: not an error of an in-place write that is known here"
         return Fixes(text, (), report)
     found, saver = None, None
     if kind == "saved":

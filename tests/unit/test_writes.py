@@ -362,6 +362,82 @@ def test_another_error_is_not_explained(error):
     assert "not an error of an in-place write that is known here" in fixes.subject
 
 
+def test_an_error_without_a_message_is_told_with_one_colon():
+    assert tp.recommend_fix(RuntimeError()).subject.startswith("RuntimeError: not an error of an in-place write")
+
+
+@pytest.mark.parametrize("write", ["import os", "print(1)", "", "x", "y = x", "for i in range(3): pass"])
+def test_a_statement_that_writes_nothing_is_refused_in_one_line(write):
+    x = leaf()
+
+    with pytest.raises(ValueError, match=r"recommend_fix\(write=\) takes a statement that writes") as caught:
+        tp.recommend_fix(x, write=write)
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "write", ["x += 1", "x[0] = 1", "x.data = 1", "step(x)", "torch._foreach_mul_([x], 2)", "print(x.mul_(2))"]
+)
+def test_a_statement_that_may_write_is_taken(write):
+    x = leaf()
+
+    assert write in tp.recommend_fix(x, write=write)[0].code
+
+
+def test_a_write_by_out_that_grad_mode_refuses_is_not_recommended():
+    x = inner()
+    y = x * x
+    found = tp.recommend_fix(x, write="torch.mul(x, 2, out=x)")
+
+    assert [fix.code for fix in found] == ["x = torch.mul(x, 2)"]
+    with torch.no_grad():
+        off = tp.recommend_fix(x, write="torch.mul(x, 2, out=x)")
+    assert "# after .backward():\ntorch.mul(x, 2, out=x)" in [fix.code for fix in off]
+    del y
+
+
+@pytest.mark.parametrize(
+    ("write", "codes"),
+    [
+        ("torch.mul(x, 2, out=x)", ["x = torch.mul(x, 2)"]),
+        ("torch.mul(x[1:], 2, out=x[1:])", ["x = x.clone()\nx[1:].copy_(torch.mul(x[1:], 2))"]),
+    ],
+)
+def test_a_write_by_out_to_a_leaf_runs_under_no_grad_or_as_a_new_tensor(write, codes):
+    x = leaf()
+    fixes = tp.recommend_fix(x, write=write)
+
+    assert [fix.code for fix in fixes] == [f"with torch.no_grad():\n    {write}", *codes]
+    for fix in fixes:
+        names = {"torch": torch, "x": leaf()}
+        exec(fix.code, names)
+        assert names["x"][1:].eq(2).all()
+        assert names["x"].requires_grad
+
+
+def test_a_copy_as_large_as_what_it_frees_is_not_offered():
+    small, large = (torch.zeros(100_000)[:1].expand(n) for n in (50_000, 100_000))
+
+    titles = [[fix.title for fix in tp.recommend_fix(x)] for x in (small, large)]
+
+    assert [any(title.startswith("keep a copy") for title in found) for found in titles] == [True, False]
+    assert tp.recommend_fix(small)[-1].cost_nbytes == small.clone().untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("wrong", [{"select": 3}, {"ignore": 3}, {"grads": 3}, {"grads": None}])
+def test_an_option_of_check_that_is_none_is_refused_by_its_name(wrong):
+    (name,) = wrong
+
+    with pytest.raises(TypeError, match=rf"^check\({name}=\) takes [^\n]*, got \w+$"):
+        tp.check(leaf(), **wrong)
+
+
+@pytest.mark.parametrize("right", [{"select": "TP102"}, {"ignore": ("TP1",)}, {"select": {"TP1"}}, {"grads": False}])
+def test_an_option_of_check_that_is_one_is_taken(right):
+    assert len(tp.check(leaf(), **right).records) == 1
+
+
 @pytest.mark.parametrize("wrong", [None, 3, "x", [torch.ones(2)], torch.ones(2).untyped_storage()])
 @pytest.mark.parametrize("ask", [tp.is_safe_view, tp.recommend_fix])
 def test_what_is_no_tensor_is_refused_in_one_line(ask, wrong):
