@@ -80,13 +80,13 @@ class Caller(msgspec.Struct, frozen=True):
         """Answer the first and the last line of the call, or of the head of the definition."""
         if self.source == "definition":
             return self.code.co_firstlineno, _head(self.code)[1]
-        found = self._position()
+        found = self.position()
         if found is not None:
             return found[0], found[1]
         call = self._call()
         return (self.line, self.line) if call is None else (call.lineno, call.end_lineno or call.lineno)
 
-    def _position(self) -> tuple[int, int, int | None, int | None] | None:
+    def position(self) -> tuple[int, int, int | None, int | None] | None:
         """Answer first and last line, first and last column (UTF-8 bytes) of the call, where the code knows them."""
         if self.source == "definition" or sys.version_info < (3, 11):
             return None
@@ -97,7 +97,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     def _call(self) -> ast.Call | None:
         """Find the call in its source, where there is source and it is plainly a call of one of our functions."""
-        position = self._position()
+        position = self.position()
         try:
             if position is None or position[2] is None:
                 mentions = _mentions_of_ours(tuple(linecache.getlines(self.file)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
@@ -130,7 +131,7 @@ def recommend_fix(
 
     Raises:
         TypeError: x is neither a tensor nor an exception, or write is no str.
-        ValueError: write is no Python.
+        ValueError: write is no Python, or writes nothing.
 
     Cost: as for is_safe_view().
 
@@ -171,9 +172,24 @@ def _check_write(write: object) -> None:
     if type(write) is not str:
         raise TypeError(f"recommend_fix(write=) takes a statement (str), got {class_name(type(write))}")
     try:
-        ast.parse(write)
+        tree = ast.parse(write)
     except (SyntaxError, ValueError):
         raise ValueError(f"recommend_fix(write=) takes a Python statement, got {write!r}") from None
+    if not any(_may_write(node) for node in ast.walk(tree)):
+        raise ValueError(f"recommend_fix(write=) takes a statement that writes to a tensor, got {write!r}")
+
+
+# Left out are those that run what they are handed.
+_HARMLESS = frozenset(vars(builtins)) - {"eval", "exec", "filter", "list", "map", "next", "setattr", "tuple"}
+
+
+def _may_write(node: ast.AST) -> bool:
+    """Tell whether a tensor may be written there: any call may do that but one of Python's own functions."""
+    if isinstance(node, ast.Call):
+        return not (isinstance(node.func, ast.Name) and node.func.id in _HARMLESS)
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return isinstance(node.ctx, ast.Store)
+    return isinstance(node, ast.AugAssign)
 
 
 _PINNED = PinnedStorage()
@@ -323,6 +339,8 @@ def _fixes(situation: _Situation) -> Iterator[Fix]:
     if kinds & _NOTHING_TO_READ:
         return
     write = situation.write or f"{target.name}.mul_(2)"
+    if in_place is not None and not in_place.under_no_grad and _is_refused_out(write):
+        in_place = None
     if in_place is not None and "saved" not in kinds:
         yield _stay(in_place, write, situation.value_recorded)
     if kinds == {"inference_tensor"}:
@@ -395,10 +413,11 @@ def _stay(in_place: _InPlace, write: str, value_recorded: bool, after_backward: 
 
 def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
     target, nbytes = situation.target, situation.nbytes
+    written = _replaced(_into_place(write) if _is_refused_out(write) else write, target)
     if situation.unreadable:
         yield Fix(
             title="write to a copy of its values",
-            code=f"{target.assigned} = {target.name}.detach().clone()\n{_replaced(write, target)}",
+            code=f"{target.assigned} = {target.name}.detach().clone()\n{written}",
             cost_nbytes=nbytes,
             safety="changes gradient",
             note="its base was written since it was made: no gradient flows to what it was made from",
@@ -409,9 +428,11 @@ def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
     out_of_place = None if fresh else _out_of_place(write, target)
     if out_of_place is not None:
         yield Fix(title="write out of place", code=out_of_place, cost_nbytes=nbytes, safety="copies", note=_KEEPS)
+        if _is_refused_out(write):
+            return  # the copy would be all that it makes
     yield Fix(
         title="write to a copy",
-        code=f"{target.assigned} = {target.name}.clone()\n{_replaced(write, target)}",
+        code=f"{target.assigned} = {target.name}.clone()\n{written}",
         cost_nbytes=nbytes,
         safety="copies",
         note=_KEEPS,
@@ -421,8 +442,8 @@ def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
 def _copy_values(write: str, variables: Mapping[str, Any]) -> Iterator[Fix]:
     """Copy what is read where it overlaps what is written."""
     statement, call = _parsed(write), _parsed_call(write)
-    if call is not None and (out := _taken_out(call)) is not None:
-        title, code = "compute it, then write", f"{ast.unparse(out)}.copy_({ast.unparse(call)})"
+    if call is not None and _taken_out(call) is not None:
+        title, code = "compute it, then write", _into_place(write)
     else:
         title = "copy the values before they are written over"
         if call is not None:
@@ -458,11 +479,24 @@ def _taken_out(call: ast.Call) -> ast.expr | None:
     return found.value
 
 
+def _is_refused_out(write: str) -> bool:
+    """Tell whether a write is one by ``out=``, which PyTorch refuses in grad mode where anything requires grad."""
+    call = _parsed_call(write)
+    return torch.is_grad_enabled() and call is not None and _taken_out(call) is not None
+
+
+def _into_place(write: str) -> str:
+    """Answer a write by ``out=`` as one that autograd records: compute, then copy."""
+    call = _parsed_call(write)
+    out = None if call is None else _taken_out(call)
+    return write if call is None or out is None else f"{ast.unparse(out)}.copy_({ast.unparse(call)})"
+
+
 def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding]) -> Iterator[Fix]:
     """Copy what is used of a large storage that only this tensor keeps alive."""
     finding = next((finding for finding in findings if finding.code == "TP301"), None)
     nbytes = None if record.extent is None else record.extent.nbytes
-    if finding is None or not isinstance(nbytes, int):
+    if finding is None or not isinstance(nbytes, int) or nbytes >= finding.evidence["pinned_nbytes"]:
         return
     impl, note = record.impl, "writes to it no longer reach the storage"
     safety: Safety = "copies"
@@ -545,6 +579,12 @@ def _out_of_place(write: str, target: _Target) -> str | None:
     return f"{target.assigned} = {target.name}.{call.op}({call.arguments})"
 
 
+class _MethodCall(ast.Call):
+    """A call of a method, for the type checker."""
+
+    func: ast.Attribute
+
+
 class _Rename(ast.NodeTransformer):
     def __init__(self, target: _Target) -> None:
         self._target = target
@@ -599,7 +639,8 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: Mapping[
     kind = next((kind for text, kind in _MESSAGES if text in message), None)
     report = Report([], ())
     if kind is None:
-        text = f"{class_name(type(error))}: {head}: not an error of an in-place write that is known here"
+        said = f"{class_name(type(error))}: {head}" if head else class_name(type(error))
+        text = f"{said}: not an error of an in-place write that is known here"
         return Fixes(text, (), report)
     found, saver = None, None
     if kind == "saved":
@@ -620,8 +661,11 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: Mapping[
     if kind in _LEAVES or kind == "saved":
         in_place = _InPlace("", kind in _LEAVES)
     target = _target_of(name, variables, None)
-    if kind in _LEAVES and "." in name and _named_value(name, variables) is None:
-        target = _Target(name, "copied")  # perhaps a module's parameter, which cannot be rebound
+    if _named_value(name, variables) is None:
+        if kind == "leaf" and _is_item_of_unknown(name, variables):
+            target = _Target(name, name)  # no item of a tensor is a leaf: a container holds it
+        elif kind in _LEAVES and "." in name:
+            target = _Target(name, "copied")  # perhaps a module's parameter, which cannot be rebound
     situation = _Situation(target, write or statement, frozenset({kind}), None, in_place, variables=variables)
     return Fixes(head, _fixes(situation), report)
 
@@ -694,16 +738,24 @@ def _named_value(name: str, variables: Mapping[str, Any]) -> Any:
         return None
 
 
+def _is_item_of_unknown(name: str, variables: Mapping[str, Any]) -> bool:
+    expression = ast.parse(name, mode="eval").body
+    return isinstance(expression, ast.Subscript) and _value_of(expression.value, variables) is None
+
+
 def _failing_write(error: BaseException, variables: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Answer target and text of the write on the innermost line of the traceback that has one."""
-    found = None
+    """Answer target and text of the write that raised: of the innermost frame that stands at one.
+
+    None as well where the line holds several, and the code does not know at which of them it was.
+    """
+    found: list[tuple[str, str]] = []
     traceback = error.__traceback__
     while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(_TORCH):
-            found = _write_at(linecache.getlines(file), traceback.tb_lineno, variables) or found
+        at = Caller(traceback.tb_frame.f_code, traceback.tb_lasti, traceback.tb_lineno)
+        if not at.file.startswith(_TORCH):
+            found = _writes_at(at, variables) or found
         traceback = traceback.tb_next
-    return found
+    return found[0] if len(found) == 1 else None
 
 
 def _tree(lines: Sequence[str]) -> ast.Module | None:
@@ -713,18 +765,42 @@ def _tree(lines: Sequence[str]) -> ast.Module | None:
         return None
 
 
-def _write_at(lines: Sequence[str], line: int, variables: Mapping[str, Any]) -> tuple[str, str] | None:
-    tree = _tree(lines)
-    for node in ast.walk(tree) if tree is not None else ():  # outer statements come before inner expressions
-        if not isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)):
-            continue
-        if not node.lineno <= line <= (node.end_lineno or node.lineno):
-            continue
-        text = ast.unparse(node)
-        name = _written(text, variables)
-        if name is not None:
-            return name, text
-    return None
+def _writes_at(at: Caller, variables: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Answer target and text of what was written where a frame stands; of its whole line where only that is known."""
+    tree, position = _tree(linecache.getlines(at.file)), at.position()
+    nodes = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.expr))]
+    writes = [write for node in nodes for write in _writes_of(node)]
+    if position is not None and any(_is_at(node, position) for node in nodes):
+        texts = [ast.unparse(node) for node, *places in writes if any(_is_at(place, position) for place in places)]
+    else:
+        texts = [ast.unparse(node) for node, at_node, *_ in writes if _is_on(at_node, at.line)]
+    written = dict.fromkeys((_written(text, variables), text) for text in texts)
+    return [(name, text) for name, text in written if name is not None]
+
+
+def _writes_of(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ...]]:
+    """Answer what may write, and the nodes that code stands at when it does."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield ast.Assign([target], node.value, lineno=node.lineno), target
+    elif isinstance(node, ast.AugAssign):
+        yield node, node, node.target
+    elif isinstance(node, ast.Call):
+        yield node, node
+
+
+def _is_on(node: ast.expr | ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _is_at(node: ast.expr | ast.stmt, position: tuple[int, int, int | None, int | None]) -> bool:
+    """Tell whether code is at a node: at all of it, or at the method's name where a call takes several lines."""
+    first, last, start, end = position
+    if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == (first, last, start, end):
+        return True
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.end_col_offset is None:
+        return False
+    return (node.func.end_lineno, node.func.end_col_offset - len(node.func.attr.encode())) == (first, start)
 
 
 def _written(write: str, variables: Mapping[str, Any]) -> str | None:
@@ -748,10 +824,45 @@ def _written(write: str, variables: Mapping[str, Any]) -> str | None:
     else:
         return None
     while True:
-        if isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
-            target = target.func.value  # a view made there: x.view(2).mul_(3)
-        elif isinstance(target, ast.Subscript) and not _is_assignable(ast.unparse(target), variables, False):
+        if _is_view_call(target, variables):
+            target = target.func.value  # x.view(2).mul_(3)
+        elif _is_view_index(target, variables):
             target = target.value
         else:
             break
-    return ast.unparse(target) if _is_path(target) else None
+    expression = target.func.value if _is_method_call(target) else target
+    return ast.unparse(target) if _is_path(expression) else None
+
+
+# Several indices of what they make reach one element: a copy of the tensor would not help.
+_OVERLAPPING = frozenset({"as_strided", "broadcast_to", "expand", "expand_as", "unfold"})
+
+
+def _is_method_call(expression: ast.expr) -> TypeGuard[_MethodCall]:
+    return isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute)
+
+
+def _is_view_call(expression: ast.expr, variables: Mapping[str, Any]) -> TypeGuard[_MethodCall]:
+    if not _is_method_call(expression) or expression.func.attr in _OVERLAPPING:
+        return False
+    return _is_tensor(expression.func.value, variables)
+
+
+def _is_view_index(expression: ast.expr, variables: Mapping[str, Any]) -> TypeGuard[ast.Subscript]:
+    """Tell whether a subscript is one of a tensor: what it is of is known for one, or is asked for a slice."""
+    if not isinstance(expression, ast.Subscript):
+        return False
+    if _is_tensor(expression.value, variables):
+        return True
+    slices = expression.slice.elts if isinstance(expression.slice, ast.Tuple) else [expression.slice]
+    is_slice = any(isinstance(part, ast.Slice) for part in slices)  # no tensor where it is one of a list
+    return is_slice and _value_of(expression.value, variables) is None
+
+
+def _is_tensor(expression: ast.expr, variables: Mapping[str, Any]) -> bool:
+    """Tell whether an expression is known to be a tensor, or made of one."""
+    if C.is_tensor(_value_of(expression, variables)):
+        return True
+    if _is_method_call(expression):
+        return _is_tensor(expression.func.value, variables)
+    return _is_view_index(expression, variables)

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -168,6 +168,7 @@ def check(
         The report. It prints nothing.
 
     Raises:
+        TypeError: select or ignore is no sequence of codes, or grads no bool.
         UnknownCode: a selector names no rule.
         TargetError: ``[tool.tensorplay]`` in pyproject.toml is not valid.
 
@@ -177,6 +178,11 @@ def check(
     Source: as for inspect(); /proc/self/maps; NumPy's own descriptors of an array.
     """
     caller = Caller.at(sys._getframe(1))
+    for name, codes in (("select", select), ("ignore", ignore)):
+        if codes is not None and not issubclass(type(codes), (Sequence, Set)):
+            raise TypeError(f"check({name}=) takes a list of codes like 'TP102', got {class_name(type(codes))}")
+    if type(grads) is not bool:
+        raise TypeError(f"check(grads=) takes True or False, got {class_name(type(grads))}")
     return check_at(caller, objs, select=select, ignore=ignore, max_tensors=max_tensors, grads=grads)
 
 

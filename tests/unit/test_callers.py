@@ -60,7 +60,7 @@ def load(tmp_path):
 def _any_python(request, monkeypatch):
     """Python 3.10 knows no columns: there the call is looked for in the whole file."""
     if request.param == "lines":
-        monkeypatch.setattr(Caller, "_position", lambda self: None)
+        monkeypatch.setattr(Caller, "position", lambda self: None)
 
 
 def name(report: tp.Report) -> str:
@@ -129,7 +129,7 @@ def test_file_changed_while_it_runs_names_nothing(load):
 
 
 def test_file_is_parsed_once_for_all_calls(monkeypatch):
-    monkeypatch.setattr(Caller, "_position", lambda self: None)
+    monkeypatch.setattr(Caller, "position", lambda self: None)
     callers._mentions_of_ours.cache_clear()
 
     for _ in range(3):

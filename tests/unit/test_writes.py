@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorplay as tp
 from tensorplay._native import C
+from tensorplay.callers import Caller
 from tests import helpers
 from tests.helpers import Same
 from tests.unit.test_kinds import KINDS, NESTED
@@ -126,6 +128,107 @@ def test_a_write_inside_torch_is_told_by_the_call_of_the_user():
     error = error_of(lambda: torch.nn.functional.relu(weight, inplace=True))
 
     assert "input" not in "".join(fix.code for fix in tp.recommend_fix(error))
+
+
+AT_THE_WRITE = {
+    "a.mul_(2); x.mul_(3)": "x.mul_(3)",
+    "(a.zero_(), x.zero_())": "x.zero_()",
+    "'é', a.zero_(), x.zero_()": "x.zero_()",
+    "a.add_(1).add_(x.mul_(3))": "x.mul_(3)",
+    "x.mul_(3).add_(a.mul_(2))": "x.mul_(3)",
+    "a += x.mul_(3)": "x.mul_(3)",
+    "a[0] = x[0] = 1": "x[0] = 1",
+    "(a\n .add_(1))\n(x\n .mul_(\n  3))": "x.mul_(3)",
+    "(a\n .add_(1)\n .add_(x\n  .mul_(3)))": "x.mul_(3)",
+}
+
+
+def error_of_source(source: str, path, names: dict) -> BaseException:
+    path.write_text(f"{source}\n")
+    return error_of(lambda: exec(compile(source, path, "exec"), names))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no columns before Python 3.11")
+@pytest.mark.parametrize("line", AT_THE_WRITE)
+def test_of_several_writes_on_a_line_the_one_that_raised_is_told(line, tmp_path):
+    error = error_of_source(line, tmp_path / "program.py", {"a": torch.ones(4, 4), "x": leaf()})
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes[0].code == f"with torch.no_grad():\n    {AT_THE_WRITE[line]}"
+    assert "stands for" not in fixes.subject
+
+
+@pytest.mark.parametrize("line", ["a.mul_(2); x.mul_(3)", "a[0] = x[0] = 1", "x.mul_(3).add_(a.mul_(2))"])
+def test_of_several_writes_on_a_line_none_is_claimed_where_columns_are_not_known(line, tmp_path, monkeypatch):
+    error = error_of_source(line, tmp_path / "program.py", {"a": torch.ones(4, 4), "x": leaf()})
+    monkeypatch.setattr(Caller, "position", lambda self: None)
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes.subject.endswith("; x stands for the tensor that was written")
+    assert fixes[0].code == "with torch.no_grad():\n    x.mul_(2)"
+
+
+def test_the_one_write_of_a_line_is_told_where_columns_are_not_known(tmp_path, monkeypatch):
+    error = error_of_source("a.sum(); w.mul_(3)", tmp_path / "program.py", {"a": torch.ones(2), "w": leaf()})
+    monkeypatch.setattr(Caller, "position", lambda self: None)
+
+    assert tp.recommend_fix(error)[0].code == "with torch.no_grad():\n    w.mul_(3)"
+
+
+def test_a_copy_of_what_was_expanded_is_written_where_the_expansion_is_part_of_the_write(tmp_path):
+    x, line = torch.ones(3), "x.expand(4, 3).zero_(); x.expand(4, 3).mul_(2)"
+    error = error_of_source(line, tmp_path / "program.py", {"x": x})
+
+    codes = [fix.code for fix in tp.recommend_fix(error, write="x.expand(4, 3).mul_(2)")]
+
+    assert codes == ["copied = x.expand(4, 3).mul(2)", "copied = x.expand(4, 3).clone()\ncopied.mul_(2)"]
+    for code in codes:
+        exec(code, {"x": x})
+
+
+# What the function that raised could name, what it wrote, and the copies: nobody can see the names any more.
+GONE = {
+    "list": (lambda: {"it": [leaf()]}, "it[0] -= 0.1", "it[0] = it[0].clone()\nit[0] -= 0.1"),
+    "dict": (lambda: {"it": {"w": leaf()}}, "it['w'].mul_(2)", "it['w'] = it['w'].clone()\nit['w'].mul_(2)"),
+    "key": (lambda: {"it": {1: leaf()}, "k": 1}, "it[k].mul_(2)", "it[k] = it[k].clone()\nit[k].mul_(2)"),
+    "attribute": (
+        lambda: {"it": torch.nn.Linear(2, 2)},
+        "it.weight.mul_(2)",
+        "copied = it.weight.clone()\ncopied.mul_(2)",
+    ),
+    "method": (
+        lambda: {"it": {"w": leaf()}},
+        "it.get('w').mul_(2)",
+        "copied = it.get('w').clone()\ncopied.mul_(2)",
+    ),
+    "views": (lambda: {"it": inner().chunk(2)}, "it[0].mul_(2)", "copied = it[0].clone()\ncopied.mul_(2)"),
+    "row": (lambda: {"it": leaf()}, "it[0].mul_(2)", "copied = it[0].clone()\ncopied.mul_(2)"),
+    "rows": (lambda: {"it": leaf()}, "it[1:, 0].mul_(2)", "it = it.clone()\nit[1:, 0].mul_(2)"),
+    "item": (lambda: {"it": leaf()}, "it[0] = 2", "it = it.clone()\nit[0] = 2"),
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_container_is_not_cloned_for_what_it_holds(name, tmp_path):
+    make, write, code = GONE[name]
+    error = error_of_source(write, tmp_path / "program.py", make())
+
+    fixes = tp.recommend_fix(error)
+
+    assert fixes[-1].code == code or fixes[-2].code == code
+    for fix in fixes:
+        if ".data" not in fix.code:
+            exec(fix.code, {"torch": torch, **make()})
+
+
+def test_a_tuple_that_is_known_is_not_cloned():
+    it = (leaf(),)
+    error = error_of(lambda: it[0].mul_(2))
+
+    assert tp.recommend_fix(error)[-1].code == "copied = it[0].clone()\ncopied.mul_(2)"
+    assert tp.recommend_fix(error, write="it[0].mul_(2)")[-1].code == "copied = it[0].clone()\ncopied.mul_(2)"
 
 
 OVERLAPPING = {
@@ -257,6 +360,82 @@ def test_another_error_is_not_explained(error):
     assert not fixes
     assert len(fixes) == 0
     assert "not an error of an in-place write that is known here" in fixes.subject
+
+
+def test_an_error_without_a_message_is_told_with_one_colon():
+    assert tp.recommend_fix(RuntimeError()).subject.startswith("RuntimeError: not an error of an in-place write")
+
+
+@pytest.mark.parametrize("write", ["import os", "print(1)", "", "x", "y = x", "for i in range(3): pass"])
+def test_a_statement_that_writes_nothing_is_refused_in_one_line(write):
+    x = leaf()
+
+    with pytest.raises(ValueError, match=r"recommend_fix\(write=\) takes a statement that writes") as caught:
+        tp.recommend_fix(x, write=write)
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "write", ["x += 1", "x[0] = 1", "x.data = 1", "step(x)", "torch._foreach_mul_([x], 2)", "print(x.mul_(2))"]
+)
+def test_a_statement_that_may_write_is_taken(write):
+    x = leaf()
+
+    assert write in tp.recommend_fix(x, write=write)[0].code
+
+
+def test_a_write_by_out_that_grad_mode_refuses_is_not_recommended():
+    x = inner()
+    y = x * x
+    found = tp.recommend_fix(x, write="torch.mul(x, 2, out=x)")
+
+    assert [fix.code for fix in found] == ["x = torch.mul(x, 2)"]
+    with torch.no_grad():
+        off = tp.recommend_fix(x, write="torch.mul(x, 2, out=x)")
+    assert "# after .backward():\ntorch.mul(x, 2, out=x)" in [fix.code for fix in off]
+    del y
+
+
+@pytest.mark.parametrize(
+    ("write", "codes"),
+    [
+        ("torch.mul(x, 2, out=x)", ["x = torch.mul(x, 2)"]),
+        ("torch.mul(x[1:], 2, out=x[1:])", ["x = x.clone()\nx[1:].copy_(torch.mul(x[1:], 2))"]),
+    ],
+)
+def test_a_write_by_out_to_a_leaf_runs_under_no_grad_or_as_a_new_tensor(write, codes):
+    x = leaf()
+    fixes = tp.recommend_fix(x, write=write)
+
+    assert [fix.code for fix in fixes] == [f"with torch.no_grad():\n    {write}", *codes]
+    for fix in fixes:
+        names = {"torch": torch, "x": leaf()}
+        exec(fix.code, names)
+        assert names["x"][1:].eq(2).all()
+        assert names["x"].requires_grad
+
+
+def test_a_copy_as_large_as_what_it_frees_is_not_offered():
+    small, large = (torch.zeros(100_000)[:1].expand(n) for n in (50_000, 100_000))
+
+    titles = [[fix.title for fix in tp.recommend_fix(x)] for x in (small, large)]
+
+    assert [any(title.startswith("keep a copy") for title in found) for found in titles] == [True, False]
+    assert tp.recommend_fix(small)[-1].cost_nbytes == small.clone().untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("wrong", [{"select": 3}, {"ignore": 3}, {"grads": 3}, {"grads": None}])
+def test_an_option_of_check_that_is_none_is_refused_by_its_name(wrong):
+    (name,) = wrong
+
+    with pytest.raises(TypeError, match=rf"^check\({name}=\) takes [^\n]*, got \w+$"):
+        tp.check(leaf(), **wrong)
+
+
+@pytest.mark.parametrize("right", [{"select": "TP102"}, {"ignore": ("TP1",)}, {"select": {"TP1"}}, {"grads": False}])
+def test_an_option_of_check_that_is_one_is_taken(right):
+    assert len(tp.check(leaf(), **right).records) == 1
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "x", [torch.ones(2)], torch.ones(2).untyped_storage()])
