@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
+import sys
 import threading
 import types
 import weakref
@@ -188,8 +190,12 @@ def _step(place: _Place, entry: Any) -> _Place:
 
 def _of_object(place: _Place, kind: str, obj: Any, word: str, what: Any) -> _Place:
     parent, text = place.object, place.text
+    if word == "nth" and type(parent) is dict:  # Python 3.13 shows some dictionaries' values without their keys
+        found = next((key for key, value in list(parent.items()) if value is obj), None)
+        word, what = ("nth", what) if found is None else ("key", found)
     if word == "key":
-        if type(what) is weakref.ReferenceType and type(obj) is dict:  # thread-local variables, by thread
+        by_thread = type(what) is weakref.ReferenceType or class_name(type(what)) == "_localdummy"
+        if by_thread and type(obj) is dict:  # thread-local variables
             return _Place(f"{text} of one thread", kind, obj, names=True)
         if place.names and type(what) is str:
             is_table = what in _TABLES and type(obj) is dict
@@ -265,6 +271,8 @@ def _of_partial(partial: functools.partial[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_generator(generator: Any) -> Iterator[tuple[str, Any]]:
+    if sys.version_info < (3, 11):  # its variables are those of a frame, which is an object there
+        yield "", next((part for part in gc.get_referents(generator) if type(part) is types.FrameType), None)
     frame = C.generator_locals(generator)
     yield from () if frame is None else _variables(frame)
 

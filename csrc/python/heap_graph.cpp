@@ -401,6 +401,11 @@ void HeapGraph::expand_capsule(Vertex vertex, PyObject* capsule) {
 void HeapGraph::expand_object(Vertex vertex, PyObject* object) {
   switch (classes_->of(Py_TYPE(object))) {
     case Class::kDict: {
+#if PY_VERSION_HEX >= 0x030D0000
+      // An instance's dictionary may share the instance's own values, which only one of them visits.
+      if (reinterpret_cast<const PyDictObject*>(object)->ma_values != nullptr)
+        return traverse(vertex, object);
+#endif
       Py_ssize_t position = 0;
       PyObject* key = nullptr;
       PyObject* value = nullptr;

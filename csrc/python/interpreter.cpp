@@ -261,8 +261,7 @@ void read_slots(Frame* frame, FrameReferences& out) {
 
 Frame* frame_in(PyObject* object) {
   auto* frame = reinterpret_cast<PyFrameObject*>(object);
-  return _PyFrame_IsExecuting(frame) || _PyFrameHasCompleted(frame) || frame->f_gen != nullptr ? nullptr
-                                                                                               : frame;
+  return frame->f_state == FRAME_EXECUTING || frame->f_state == FRAME_CLEARED ? nullptr : frame;
 }
 
 Frame* frame_of(PyObject* generator) {

@@ -42,7 +42,7 @@ NAMED = {
     "in_coroutine": r"kept → x in .*run \(situations\.py:\d+\)",
     "in_exception": r"kept → x in .*fail \(situations\.py:\d+\)",
     "in_exception_arguments": r"kept\.args\[0\]",
-    "in_other_thread": r"situations\.py:\d+ in Parked\.__init__\.<locals>\.run \(thread Thread-.*\): x",
+    "in_other_thread": r"situations\.py:\d+ in .*run \(thread Thread-.*\): x",
     "in_thread_local": r"kept of one thread\.x",
     "in_context_variable": r"thread MainThread: context variable",
     "in_queue": r"kept\.queue\[0\]",
@@ -112,7 +112,9 @@ def test_an_argument_nobody_else_has_is_held_by_the_call_alone():
     report = tensorplay.who_holds(torch.ones(3))
 
     assert not report.holders
-    assert report.ledgers[0].equation == "refcount 1 = 1 of this call"
+    # Before Python 3.11 the caller's evaluation stack keeps the argument meanwhile.
+    terms = {"refcount 1 = 1 of this call", "refcount 2 = 1 of this call + 1 on the evaluation stack of a frame"}
+    assert report.ledgers[0].equation in terms
     assert "nobody refers to it" in str(report)
 
 
