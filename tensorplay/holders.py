@@ -79,9 +79,10 @@ def who_holds(x: object) -> HoldersReport:
         torch/csrc/autograd/python_hook.h, torch 2.13 and 2.14.
     """
     caller = Caller.at(sys._getframe(1))
-    watched = _layers(x)
+    record = C.read(x, 0) if C.is_tensor(x) else None
+    watched = _layers(x, record)
     entries, answers, busy, _ = C.find_holders(watched, OWN_FILES)
-    held = _held(caller.argument("x"), x, watched, PathNames(entries), answers)
+    held = _held(caller.argument("x"), x, record, watched, PathNames(entries), answers)
     del entries
     unread = () if not busy else (_busy(busy),)
     return HoldersReport([], unread=unread, held=(held,), focus="holders")
@@ -91,13 +92,12 @@ def _busy(count: int) -> Unread:
     return Unread(name=plural(count, "node"), reason="held by another thread, as while backward runs")
 
 
-def _layers(x: Any) -> list[tuple[str, int]]:
+def _layers(x: Any, record: Any) -> list[tuple[str, int]]:
     """Answer what has a count of references: the object, and of a tensor its impl and its storage."""
-    if not C.is_tensor(x):
+    if record is None:
         if not _is_known_to_collector(x):
             raise TypeError(f"who_holds() takes a tensor or an object with references, got {class_name(type(x))}")
         return [("object", id(x))]
-    record = C.read(x, 0)
     found = [("object", id(x)), ("impl", record.impl.address)]
     return found if record.storage is None else [*found, ("storage", record.storage.address)]
 
@@ -114,7 +114,7 @@ class _Reference(NamedTuple):
     root: Any
 
 
-def _held(name: str, x: Any, watched: list[tuple[str, int]], names: PathNames, answers: list[Any]) -> Held:
+def _held(name: str, x: Any, record: Any, watched: list[tuple[str, int]], names: PathNames, answers: list[Any]) -> Held:
     references: list[_Reference] = []
     ledgers = []
     for (layer, _), (count, found, stacks, _, _) in zip(watched, answers, strict=True):
@@ -124,8 +124,8 @@ def _held(name: str, x: Any, watched: list[tuple[str, int]], names: PathNames, a
     state, cycle = answers[0][3:5]
     return Held(
         name=name,
-        description=describe(C.read(x, 0)) if C.is_tensor(x) else f"a {class_name(type(x))}",
-        nbytes=_nbytes(x),
+        description=f"a {class_name(type(x))}" if record is None else describe(record),
+        nbytes=_nbytes(record),
         state=state,
         holders=tuple(_merged(references)),
         ledgers=tuple(ledgers),
@@ -133,10 +133,8 @@ def _held(name: str, x: Any, watched: list[tuple[str, int]], names: PathNames, a
     )
 
 
-def _nbytes(x: Any) -> int | None:
-    if not C.is_tensor(x):
-        return None
-    storage = C.read(x, 0).storage
+def _nbytes(record: Any) -> int | None:
+    storage = None if record is None else record.storage
     return storage.nbytes if storage is not None and isinstance(storage.nbytes, int) else None
 
 

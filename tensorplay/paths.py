@@ -79,13 +79,6 @@ class PathNames:
         """Answer an entry's Python object, or None."""
         return self._entries[number][1]
 
-    def owners(self, number: int) -> Iterator[Any]:
-        """Answer the Python objects on the way to an entry, the nearest to it first."""
-        while number >= 0:
-            if self._entries[number][0] == "object":
-                yield self._entries[number][1]
-            number = self._entries[number][5]
-
     def text(self, number: int) -> str:
         """Name an entry."""
         return _bounded(self._place(number).text)

@@ -6,9 +6,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 // They bring PyTorch's own Python.h.
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cstring>
 #include <string>
 #include <unordered_set>
 
@@ -16,6 +14,7 @@
 #include "call.h"
 #include "graph.h"
 #include "heap_graph.h"
+#include "type_cache.h"
 #include "unpack.h"
 #include "values.h"
 
@@ -28,7 +27,6 @@ namespace {
 using torch::autograd::Node;
 
 enum class Class : uint8_t {
-  kUnknown,
   kLeaf,
   kPlain,
   kAsk,
@@ -59,20 +57,10 @@ class HeapGraph::Classes {
   explicit Classes(PyTypeObject* array) : array_(array) {}
 
   Class of(PyTypeObject* type) {
-    Entry& entry = entries_[(reinterpret_cast<uintptr_t>(type) >> 4) * kMix >> (64 - kBits)];
-    if (entry.type != type) [[unlikely]]
-      entry = {type, classify(type)};
-    return entry.found;
+    return known_.of(type, [this](PyTypeObject* asked) { return classify(asked); });
   }
 
  private:
-  static constexpr int kBits = 10;
-  static constexpr uint64_t kMix = 0x9E3779B97F4A7C15;
-  struct Entry {
-    PyTypeObject* type;
-    Class found;
-  };
-
   Class classify(PyTypeObject* type) const {
     if (array_ != nullptr && PyType_IsSubtype(type, array_) != 0) return Class::kArray;
     if (is_saved_class(type)) return Class::kSaved;
@@ -88,7 +76,7 @@ class HeapGraph::Classes {
   }
 
   PyTypeObject* array_;
-  std::array<Entry, size_t{1} << kBits> entries_{};
+  TypeCache<Class> known_;
 };
 
 namespace {
@@ -221,8 +209,7 @@ HeapGraph::HeapGraph(PyObject* own) : own_(own) {
 }
 HeapGraph::~HeapGraph() = default;
 
-// -- the table
-// --------------------------------------------------------------------------------------------------------
+// -- the table ----------------------------------------------------------------------------------------------
 
 void HeapGraph::grow(size_t vertices) {
   const int bits = std::bit_width(2 * vertices + 1);
@@ -241,14 +228,6 @@ void HeapGraph::grow(size_t vertices) {
   queue_.reserve(vertices);
 }
 
-Vertex HeapGraph::lookup(uint64_t key) const {
-  const size_t mask = (size_t{1} << bits_) - 1;
-  for (size_t at = slot_of(key); slots_[at].key != 0; at = (at + 1) & mask) {
-    if (slots_[at].key == key) return slots_[at].vertex;
-  }
-  return kNoVertex;
-}
-
 Vertex HeapGraph::vertex_of(uint64_t key) {
   const size_t mask = (size_t{1} << bits_) - 1;
   size_t at = slot_of(key);
@@ -264,29 +243,20 @@ Vertex HeapGraph::vertex_of(uint64_t key) {
   return vertex;
 }
 
-Vertex HeapGraph::find(VertexKind kind, const void* object) const {
-  return lookup(key_of(kind, object));
-}
-
 Vertex HeapGraph::watch(VertexKind kind, const void* object) {
   const Vertex vertex = vertex_of(key_of(kind, object));
   watched_ = keys_.size();
   return vertex;
 }
 
-// -- edges
-// ------------------------------------------------------------------------------------------------------------
+// -- edges --------------------------------------------------------------------------------------------------
 
 // Note [Three times around]
 // An edge misses the cache twice: at the type of its object, and at the slot of its key. Each is asked for so
 // many edges before it is used. First come, first served: the order of a breadth-first search is kept.
 void HeapGraph::refer(Vertex from, Label label, PyObject* object) {
   __builtin_prefetch(&object->ob_type);
-  if (coming_end_ - coming_begin_ == kAhead) {
-    const Pending& first = coming_[coming_begin_++ % kAhead];
-    look_up_later(first.from, first.label, first.key);
-  }
-  coming_[coming_end_++ % kAhead] = {key_of(VertexKind::kObject, object), label, from};
+  refer(from, label, VertexKind::kObject, object);
 }
 
 void HeapGraph::refer(Vertex from, Label label, VertexKind kind, const void* object) {
@@ -327,14 +297,18 @@ void HeapGraph::finish_pending() {
   while (looked_up_begin_ != looked_up_end_) arrive(looked_up_[looked_up_begin_++ % kAhead]);
 }
 
-// -- vertices
-// ---------------------------------------------------------------------------------------------------------
+// -- vertices -----------------------------------------------------------------------------------------------
 
-void HeapGraph::traverse(Vertex vertex, PyObject* object) {
+// Valid until the next object is asked.
+std::span<PyObject* const> HeapGraph::children_of(PyObject* object) {
   visited_.clear();
   Py_TYPE(object)->tp_traverse(object, collect, &visited_);
+  return visited_;
+}
+
+void HeapGraph::traverse(Vertex vertex, PyObject* object) {
   uint64_t nth = 0;
-  for (PyObject* child : visited_) refer(vertex, Label::of_nth(nth++), child);
+  for (PyObject* child : children_of(object)) refer(vertex, Label::of_nth(nth++), child);
 }
 
 void HeapGraph::expand_tensor(Vertex vertex, PyObject* object) {
@@ -350,9 +324,7 @@ void HeapGraph::expand_tensor(Vertex vertex, PyObject* object) {
   for (PyObject* own : {tensor->backward_hooks, tensor->post_accumulate_grad_hooks}) {
     if (own != nullptr) refer(vertex, Label::of_nth(nth++), own);
   }
-  visited_.clear();
-  Py_TYPE(object)->tp_traverse(object, collect, &visited_);
-  for (PyObject* child : visited_) {
+  for (PyObject* child : children_of(object)) {
     const bool counted = child == tensor->backward_hooks || child == tensor->post_accumulate_grad_hooks;
     if (!counted && !hidden.contains(child)) refer(vertex, Label::of_nth(nth++), child);
   }
@@ -365,9 +337,7 @@ void HeapGraph::expand_node_object(Vertex vertex, PyObject* object) {
     visit_owned(*node, nullptr, hidden);
     refer(vertex, Label::of_nth(nth++), VertexKind::kNode, node);
   }
-  visited_.clear();
-  Py_TYPE(object)->tp_traverse(object, collect, &visited_);
-  for (PyObject* child : visited_) {
+  for (PyObject* child : children_of(object)) {
     if (!hidden.contains(child)) refer(vertex, Label::of_nth(nth++), child);
   }
 }
@@ -448,7 +418,6 @@ void HeapGraph::expand_object(Vertex vertex, PyObject* object) {
       // An executing frame's object, which on Python 3.10 shows what the frame's own vertex does.
       if (is_executing(object)) return;
       return traverse(vertex, object);
-    case Class::kUnknown:
     case Class::kLeaf:
       return;
   }
@@ -469,6 +438,13 @@ void HeapGraph::expand_modules(Vertex vertex) {
   }
 }
 
+// What has owners beside its Python object keeps that alive.
+template <class Owner>
+void HeapGraph::refer_to_python(Vertex vertex, const Owner& owner) {
+  PyObject* python = owner.pyobj_slot()->load_pyobj();
+  if (python != nullptr && use_count_of(owner) > 1) refer(vertex, Label::of_nth(kOwnObject), python);
+}
+
 void HeapGraph::expand(Vertex vertex) {
   const void* const at = object(vertex);
   if (!closed_.empty() && closed_.contains(at)) return;
@@ -479,26 +455,19 @@ void HeapGraph::expand(Vertex vertex) {
       const auto& impl = *static_cast<const c10::TensorImpl*>(at);
       EdgeVisitor edges(*this, vertex);
       visit_owned(impl, edges);
-      // What has owners beside its Python object keeps that alive.
-      PyObject* python = impl.pyobj_slot()->load_pyobj();
-      if (python != nullptr && use_count_of(impl) > 1) refer(vertex, Label::of_nth(kOwnObject), python);
-      return;
+      return refer_to_python(vertex, impl);
     }
     case VertexKind::kStorage: {
       const auto& storage = *static_cast<const c10::StorageImpl*>(at);
       EdgeVisitor edges(*this, vertex);
       visit_owned(storage, edges);
-      PyObject* python = storage.pyobj_slot()->load_pyobj();
-      if (python != nullptr && use_count_of(storage) > 1) refer(vertex, Label::of_nth(kOwnObject), python);
-      return;
+      return refer_to_python(vertex, storage);
     }
     case VertexKind::kNode: {
       const auto& node = *static_cast<const Node*>(at);
       EdgeVisitor edges(*this, vertex);
       busy_ += visit_owned(node, saved_by_python, edges) ? 0 : 1;
-      PyObject* python = node.pyobj_slot()->load_pyobj();
-      if (python != nullptr && use_count_of(node) > 1) refer(vertex, Label::of_nth(kOwnObject), python);
-      return;
+      return refer_to_python(vertex, node);
     }
     case VertexKind::kFrame: {
       const FrameReferences& frame = frames_[number_of(vertex)];
@@ -524,8 +493,7 @@ void HeapGraph::expand(Vertex vertex) {
   }
 }
 
-// -- the walk
-// ---------------------------------------------------------------------------------------------------------
+// -- the walk -----------------------------------------------------------------------------------------------
 
 bool HeapGraph::starts_with_own(PyObject* text) const {
   return PyUnicode_Tailmatch(text, own_, 0, PY_SSIZE_T_MAX, -1) == 1;
@@ -655,8 +623,7 @@ std::span<const Reference> HeapGraph::references_from(Vertex vertex) const {
   return {begin, end};
 }
 
-// -- answers
-// ----------------------------------------------------------------------------------------------------------
+// -- answers ------------------------------------------------------------------------------------------------
 
 bool HeapGraph::is_own(Vertex vertex) const {
   while (parent(vertex) != kNoVertex) vertex = parent(vertex);

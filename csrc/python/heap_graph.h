@@ -68,8 +68,6 @@ class HeapGraph {
 
   // -- after walk() --
 
-  // kNoVertex for what nothing refers to.
-  Vertex find(VertexKind kind, const void* object) const;
   VertexKind kind(Vertex vertex) const { return static_cast<VertexKind>(keys_[vertex] & 7); }
   const void* object(Vertex vertex) const {
     return reinterpret_cast<const void*>(keys_[vertex] & ~uint64_t{7});
@@ -140,7 +138,6 @@ class HeapGraph {
   size_t slot_of(uint64_t key) const { return key * uint64_t{0x9E3779B97F4A7C15} >> (64 - bits_); }
   void grow(size_t vertices);
   Vertex vertex_of(uint64_t key);
-  Vertex lookup(uint64_t key) const;
 
   void refer(Vertex from, Label label, PyObject* object);
   void refer(Vertex from, Label label, VertexKind kind, const void* object);
@@ -154,6 +151,9 @@ class HeapGraph {
   void expand_object(Vertex vertex, PyObject* object);
   void expand_tensor(Vertex vertex, PyObject* object);
   void expand_node_object(Vertex vertex, PyObject* object);
+  std::span<PyObject* const> children_of(PyObject* object);
+  template <class Owner>
+  void refer_to_python(Vertex vertex, const Owner& owner);
   void expand_array(Vertex vertex, PyObject* object);
   void expand_capsule(Vertex vertex, PyObject* capsule);
   void traverse(Vertex vertex, PyObject* object);

@@ -176,7 +176,6 @@ bool append(PyObject* list, PyObject* item) {
 const char* state_of(const HeapGraph& graph, Vertex vertex) {
   if (graph.is_garbage(vertex)) return "cycle";
   if (!graph.is_reached(vertex)) return "unseen";
-  if (graph.is_own(vertex)) return "own";
   Vertex root = vertex;
   while (graph.parent(root) != kNoVertex) root = graph.parent(root);
   return graph.kind(root) == VertexKind::kUnknown ? "unknown" : "reached";

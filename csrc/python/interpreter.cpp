@@ -4,12 +4,13 @@
 
 #include <frameobject.h>
 #include <internal/pycore_gc.h>
+
+#include "type_cache.h"
 #if PY_VERSION_HEX >= 0x030B0000
 #include <internal/pycore_code.h>
 #include <internal/pycore_frame.h>
 #endif
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,27 +21,11 @@
 namespace tensorplay::python {
 namespace {
 
-// Answers for the few types that most objects have, in front of a question that walks a type's bases.
-class TypeCache {
- public:
-  explicit TypeCache(bool (*wanted)(PyTypeObject*)) : wanted_(wanted) {}
+struct WantedTypes {
+  bool (*wanted)(PyTypeObject*);
+  TypeCache<bool> known{};
 
-  bool wants(PyTypeObject* type) {
-    Entry& entry = entries_[(reinterpret_cast<uintptr_t>(type) >> 4) * kMix >> (64 - kBits)];
-    if (entry.type != type) [[unlikely]]
-      entry = {type, wanted_(type)};
-    return entry.wanted;
-  }
-
- private:
-  static constexpr int kBits = 9;
-  static constexpr uint64_t kMix = 0x9E3779B97F4A7C15;
-  struct Entry {
-    PyTypeObject* type;
-    bool wanted;
-  };
-  bool (*wanted_)(PyTypeObject*);
-  std::array<Entry, size_t{1} << kBits> entries_{};
+  bool wants(PyTypeObject* type) { return known.of(type, wanted); }
 };
 
 PyGC_Head* head_of(PyObject* object) {
@@ -80,12 +65,12 @@ _gc_runtime_state* collector() {
   return nullptr;
 }
 
-bool is_wanted(PyObject* object, TypeCache& types) {
+bool is_wanted(PyObject* object, WantedTypes& types) {
   return types.wants(Py_TYPE(object)) && Py_REFCNT(object) > 0;
 }
 
 // From both ends at once: each step waits for the object before it, and the two wait together.
-void find_in(PyGC_Head* list, TypeCache& types, std::vector<PyObject*>& found) {
+void find_in(PyGC_Head* list, WantedTypes& types, std::vector<PyObject*>& found) {
   std::vector<PyObject*> from_behind;
   PyGC_Head* front = next_of(list);
   PyGC_Head* back = previous_of(list);
@@ -281,7 +266,7 @@ void read_frame(Frame* frame, FrameLocals& out) {
 bool find_objects(bool (*wanted)(PyTypeObject*), std::vector<PyObject*>& found) {
   _gc_runtime_state* state = collector();
   if (state == nullptr) return false;
-  TypeCache types(wanted);
+  WantedTypes types{wanted};
   find_in(&state->permanent_generation.head, types, found);
   for (int i = NUM_GENERATIONS; i-- > 0;) find_in(&state->generations[i].head, types, found);
   return true;

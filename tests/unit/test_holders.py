@@ -116,6 +116,7 @@ def test_an_argument_nobody_else_has_is_held_by_the_call_alone():
     terms = {"refcount 1 = 1 of this call", "refcount 2 = 1 of this call + 1 on the evaluation stack of a frame"}
     assert report.ledgers[0].equation in terms
     assert "nobody refers to it" in str(report)
+    assert Report.from_json(report.to_json()).document.held == report.document.held
 
 
 def test_c_owners_are_counted():
