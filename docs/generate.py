@@ -57,6 +57,7 @@ SIGNATURES = {
         "(watched: list[tuple[str, int]], own: str, closed: list[int] = [], /) -> "
         "tuple[list[HeapEntry], list[tuple[int, list[tuple[int, HeapLink]], int, str, HeapCycle]], int, int]"
     ),
+    "find_owners": "(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]",
     "find_storages": (
         "(own: str, /) -> tuple[list[HeapEntry], "
         "list[tuple[int, int | None, int | None, str, int, HeapLink, str, HeapCycle]]]"

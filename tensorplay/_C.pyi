@@ -435,6 +435,9 @@ def find_holders(watched: list[tuple[str, int]], own: str, closed: list[int] = [
 def find_mappings(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, str, str]]]:
     """Answer, for each half-open range of addresses, the mappings of this process that hold a byte of it."""
 
+def find_owners(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]:
+    """Answer who owns some impls or storages: of each the count and what each owner is to it, its Python object ("object") or as C++ calls it ("saved self")."""
+
 def find_storages(own: str, /) -> tuple[list[HeapEntry], list[tuple[int, int | None, int | None, str, int, HeapLink, str, HeapCycle]]]:
     """Answer entries as find_holders() does, and every storage: (address, nbytes, pointer, device, entry of its holder, how, state, cycle)."""
 

@@ -15,7 +15,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 from torch._C._autograd import SavedTensor
 
-__all__ = ["OWN_FILES", "Live", "LiveTensor", "caller_names", "scope_names"]
+__all__ = ["OWN_FILES", "Live", "LiveTensor", "Owners", "caller_names", "find_owners", "scope_names"]
 
 OWN_FILES = str(Path(__file__).parent) + os.sep
 """What the files of this package begin with."""
@@ -79,6 +79,28 @@ class Live:
         tensor = self.tensors[index]
         record = C.read(tensor, 3)
         return LiveTensor(tensor, record)
+
+
+class Owners(NamedTuple):
+    """Who owns a TensorImpl or a StorageImpl."""
+
+    total: int
+    links: tuple[str, ...]
+    """What each owner that was found is to it: its Python object ("object"), or as C++ calls it ("saved self")."""
+
+    @property
+    def unexplained(self) -> int:
+        """Owners that no path and no tensor, node or storage is."""
+        return max(0, self.total - len(self.links))
+
+
+def find_owners(kind: str, addresses: Iterable[int]) -> dict[int, Owners]:
+    """Answer who owns some impls or storages, by one walk over the heap where there are any."""
+    wanted = list(addresses)
+    if not wanted:
+        return {}
+    owners = C.find_owners(kind, wanted)
+    return {address: Owners(total, tuple(links)) for address, (total, links) in zip(wanted, owners, strict=True)}
 
 
 def caller_names(scope: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 
 from tensorplay.arrays import Owner
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
-from tensorplay.live import Live, LiveTensor
+from tensorplay.live import Live, LiveTensor, Owners, find_owners
 from tensorplay.reports import Read, inner_model
 from tensorplay.selection import Config, load_config
 from tensorplay.storages import array_region, region
@@ -269,7 +269,7 @@ class Scene:
         live = Live()
         over = live.over(group.address for group in wanted)
         saved: dict[int, list[Any]] = {group.address: [] for group in wanted}
-        for *_, record, _ in C.saved_tensors(live.tensors, None, [group.address for group in wanted])[0]:
+        for *_, record, _ in C.saved_tensors(live.roots, None, [group.address for group in wanted])[0]:
             assert record is not None and record.storage is not None  # of these storages alone
             saved[record.storage.address].append(record)
         return {group.address: _beyond(group, over[group.address], saved[group.address]) for group in wanted}
@@ -362,15 +362,8 @@ def _beyond(group: StorageGroup, over: list[LiveTensor], saved: list[Any]) -> Be
             storage = None if view is None else view[0].storage
             if view is not None and storage is not None and storage.address == group.address:
                 bases[address] = view[0]
-    views: dict[int, list[LiveTensor]] = {}
-    for entry in over:
-        if entry.record.impl.base is not None:
-            views.setdefault(entry.record.impl.base, []).append(entry)
-    owned = [
-        record
-        for record in itertools.chain(hidden, bases.values())
-        if _has_further_owner(record, slots[record.impl.address], views.get(record.impl.address, ()))
-    ]
+    unseen = {record.impl.address: record for record in itertools.chain(hidden, bases.values())}
+    owned = [unseen[address] for address, owners in find_owners("impl", unseen).items() if _shows_more(owners)]
     wrapper = any(subject.record.storage.has_python_wrapper for subject in group.members)
     owners = len(alive | slots.keys() | bases.keys()) + wrapper
     return Beyond(
@@ -382,18 +375,13 @@ def _beyond(group: StorageGroup, over: list[LiveTensor], saved: list[Any]) -> Be
     )
 
 
-def _has_further_owner(record: Any, slots: int, views: Sequence[LiveTensor]) -> bool:
-    """Tell whether a tensor that no Python code refers to is owned by more than what cannot show it.
+def _shows_more(owners: Owners) -> bool:
+    """Tell whether a tensor that no Python code refers to has an owner that may show it.
 
-    That is its own Python object, the nodes that saved it, its views, and the node of the graphs behind those that
-    accumulates its gradient.
+    Its own Python object cannot, nor its views, the nodes that saved it, and the node that accumulates its gradient.
     """
-    further = record.impl.use_count - slots - len(views) - (record.python is not None)
-    if further > 0 and record.impl.requires_grad and record.impl.is_leaf:
-        further -= any(view.record.impl.grad_fn is not None for view in views)
-    if further > 0:  # a view whose function PyTorch kept names its base a second time, for forward-mode AD
-        further -= sum((found := C.view_of(view.tensor)) is not None and found[2] is not None for view in views)
-    return bool(further > 0)
+    cannot = ("object", "base", "view function", "variable")
+    return owners.unexplained > 0 or any(not link.startswith(("saved ", *cannot)) for link in owners.links)
 
 
 def _storage_is_held(over: list[LiveTensor]) -> bool:

@@ -23,7 +23,7 @@ from tensorplay.layers import (
     Truncated,
     Unread,
 )
-from tensorplay.live import Live, LiveTensor, scope_names
+from tensorplay.live import Live, find_owners, scope_names
 from tensorplay.reports import Read, Report
 from tensorplay.storages import array_region, parts, region
 from tensorplay.walk import Place, find_tensors
@@ -95,34 +95,29 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     named, root_refs = scope_names() if everything else named_objects(objs), 1
     if named is None:
         named, root_refs = [(caller.argument("objs"), objs)], CALL_REFS + 1
-    found = find_tensors(named, most=checked_bound(max_tensors), grads=not everything, ask_pytree=not everything)
+    found = find_tensors(named, most=checked_bound(max_tensors), grads=True, ask_pytree=not everything)
     roots = Counter(id(obj) for _, obj in named)
-    live = Live()
     places = [_read_place(place, 3 + root_refs * roots[id(place.tensor)]) for place in found.places]
     members = [_Member(name, True, role, record, also) for name, role, record, also in places]
-    tensors = [place.tensor for place in found.places if place.tensor is not None]
     arrays = [read_array(place.path, place.tensor, tuple(place.also)) for place in found.arrays]
+    tensors = [place.tensor for place in found.places if place.tensor is not None]
+    owned: list[_Member] = []
     if everything:
-        known = {id(tensor) for tensor in tensors}
-        tensors = live.tensors
-        # What C++ alone keeps comes last: the graph may say who does.
-        others = [index for index, tensor in enumerate(tensors) if id(tensor) not in known]
-        entries = [live.read(index) for index in others]
-        members += [_unnamed(entry.record) for entry in entries if entry.in_python]
-        hidden = [_unnamed(entry.record) for entry in entries if not entry.in_python]
-    else:
-        hidden = []
+        live = Live()
+        others, owned = _others(live, {id(tensor) for tensor in tensors})
+        members += others
+        tensors = live.roots
+    # What C++ alone keeps comes last: the graph may say who does.
     impls = {member.record.impl.address for member in members}
     saved, closed = _saved(tensors, impls)
     members += saved
-    members += [member for member in hidden if member.record.impl.address not in impls]
+    members += [member for member in owned if member.record.impl.address not in impls]
     groups = _by_storage(members)
-    owned = [address for address, group in groups.items() if _has_more_owners(group)]
-    around = live.over(() if everything else owned)
+    owners = find_owners("storage", (address for address, group in groups.items() if _has_more_owners(group)))
     storages = tuple(
         shared
         for address, group in groups.items()
-        if (shared := _shared(address, group, _owners(group, around.get(address, ())))) is not None
+        if (shared := _shared(address, group, owners[address].unexplained if address in owners else 0)) is not None
     )
     ranges = tuple(_ranges(groups, arrays, closed))
     shown = {member.impl for shared in storages for member in shared.members}
@@ -141,8 +136,16 @@ def list_shared_storages(objs: object = None, *, max_tensors: int = MAX_TENSORS)
     )
 
 
-def _unnamed(record: Any) -> _Member:
-    return _Member(f"an unnamed {describe(record)}", False, "tensor", record)
+def _others(live: Live, known: set[int]) -> tuple[list[_Member], list[_Member]]:
+    """Answer the live tensors that no place is known for: those of Python, and what C++ alone keeps."""
+    found: tuple[list[_Member], list[_Member]] = ([], [])
+    for index in [index for index, tensor in enumerate(live.tensors) if id(tensor) not in known]:
+        entry = live.read(index)
+        text = f"an unnamed {describe(entry.record)}"
+        found[not entry.in_python].append(_Member(text, False, "tensor", entry.record))
+        if C.grad_object(entry.tensor) is None and (grad := C.read_grad(entry.tensor)) is not None:
+            found[1].append(_Member(f"{text}'s .grad", False, "gradient", grad))
+    return found
 
 
 def _read_place(place: Place, refs: int) -> tuple[str, str, Any, tuple[str, ...]]:
@@ -192,18 +195,6 @@ def _by_storage(members: Iterable[_Member]) -> dict[int, list[_Member]]:
 
 def _has_more_owners(group: list[_Member]) -> bool:
     return bool(group[0].record.storage.use_count > len(group))
-
-
-def _owners(group: list[_Member], others: Sequence[LiveTensor]) -> int:
-    """Answer how many owners of a storage nobody reaches."""
-    if not _has_more_owners(group):
-        return 0
-    records = [member.record for member in group] + [other.record for other in others]
-    known = {record.impl.address for record in records}
-    known |= {record.impl.base for record in records if record.impl.base is not None}
-    wrapper = any(member.record.storage.has_python_wrapper for member in group)
-    count: int = group[0].record.storage.use_count
-    return max(0, count - len(known) - wrapper)
 
 
 def _shared(address: int, group: list[_Member], unreached: int) -> SharedStorage | None:

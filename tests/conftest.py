@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ os.environ.update(TERM="xterm-256color", COLUMNS="100")
 for name in ("NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(name, None)
 
-SNAPSHOTS = Path(__file__).parent / "snapshots"
+TESTS = Path(__file__).parent
+SNAPSHOTS = TESTS / "snapshots"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,3 +83,18 @@ def single_process_group(tmp_path):
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(tmp_path / "store"), 1))
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def cpp_owners():
+    """C++ code that owns tensors, storages and objects: compiled by whichever process of the tests comes first."""
+    from torch.utils.cpp_extension import load
+
+    name = f"{platform.python_implementation()}-{platform.python_version()}-torch-{torch.__version__}"
+    folder = TESTS.parent / "build" / "test-extensions" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "held", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)  # of a process that was ended while it compiled
+        source = str(TESTS / "extensions" / "cpp_owners.cpp")
+        return load("cpp_owners", [source], build_directory=str(folder), extra_cflags=["-O0", "-g0"])

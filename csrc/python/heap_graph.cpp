@@ -496,7 +496,7 @@ void HeapGraph::expand(Vertex vertex) {
 // -- the walk -----------------------------------------------------------------------------------------------
 
 bool HeapGraph::starts_with_own(PyObject* text) const {
-  return PyUnicode_Tailmatch(text, own_, 0, PY_SSIZE_T_MAX, -1) == 1;
+  return own_ != nullptr && PyUnicode_Tailmatch(text, own_, 0, PY_SSIZE_T_MAX, -1) == 1;
 }
 
 bool HeapGraph::is_executing(PyObject* object) const {

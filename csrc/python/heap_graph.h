@@ -51,7 +51,7 @@ struct Reference {
 class HeapGraph {
  public:
   // Frames of code whose file begins with `own` are the observer's: what they hold is looked at last, and
-  // counts as held by nobody else.
+  // counts as held by nobody else. Null: no frame is.
   explicit HeapGraph(PyObject* own);
   ~HeapGraph();
   HeapGraph(const HeapGraph&) = delete;

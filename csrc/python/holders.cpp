@@ -260,6 +260,44 @@ PyObject* find_holders(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// find_owners(kind, [address, ...])
+PyObject* find_owners(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 2, 2, "find_owners(kind, addresses)")) return nullptr;
+  VertexKind kind{};
+  if (!PyUnicode_Check(args[0]) || !PyList_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "find_owners() takes a str and a list of addresses");
+    return nullptr;
+  }
+  if (!read_kind(args[0], kind)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const CollectionPause pause;
+    HeapGraph graph(nullptr);
+    std::vector<Vertex> watched;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); ++i) {
+      const unsigned long long at = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(args[1], i));
+      if (PyErr_Occurred() != nullptr) return nullptr;
+      watched.push_back(graph.watch(kind, reinterpret_cast<const void*>(at)));
+    }
+    if (!graph.walk()) return nullptr;
+    std::unordered_map<Vertex, Owned> links;
+    for (const Vertex vertex : watched) links[vertex].reset(PyList_New(0));
+    for (const Reference& reference : graph.references()) {
+      const bool object = graph.kind(reference.from) == VertexKind::kObject;
+      PyObject* link = text(object ? "object" : graph.link_text(reference.from, reference.label));
+      PyObject* list = links.at(reference.to).get();
+      if (list == nullptr || !append(list, link)) return nullptr;
+    }
+    const Owned answers(PyList_New(0));
+    for (const Vertex vertex : watched) {
+      const bool seen = graph.is_garbage(vertex) || graph.is_reached(vertex);
+      const uint64_t total = seen ? graph.count(vertex) : 0;
+      PyObject* answer = Py_BuildValue("KO", static_cast<unsigned long long>(total), links.at(vertex).get());
+      if (answers == nullptr || !append(answers.get(), answer)) return nullptr;
+    }
+    return Py_NewRef(answers.get());
+  });
+}
+
 // Goes up from a storage past its tensor and that tensor's Python object, to who has that.
 Vertex holder_of(const HeapGraph& graph, Vertex storage, Vertex& held) {
   held = storage;
@@ -321,6 +359,10 @@ PyMethodDef functions[] = {
      "of each watched one (count, [(entry, how), ...], entries of unknown stacks, state, cycle); the number "
      "of "
      "busy nodes, and of vertices."},
+    {"find_owners", fast_call(find_owners), METH_FASTCALL,
+     "find_owners(kind, addresses, /)\n--\n\nAnswer who owns some impls or storages: of each the count and "
+     "what "
+     "each owner is to it, its Python object (\"object\") or as C++ calls it (\"saved self\")."},
     {"find_storages", find_storages, METH_O,
      "find_storages(own, /)\n--\n\nAnswer entries as find_holders() does, and every storage: (address, "
      "nbytes, "

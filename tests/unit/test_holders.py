@@ -201,3 +201,34 @@ def test_many_threads_wait_no_longer_than_the_walk():
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("way", "layer"),
+    [("hold_tensor", "impl"), ("hold_alias", "storage"), ("hold_storage", "storage"), ("hold_object", "object")],
+)
+def test_owners_in_cpp_alone_are_counted(cpp_owners, way, layer):
+    x = torch.ones(3)
+    clean = tensorplay.who_holds(x)
+
+    for _ in range(2):
+        getattr(cpp_owners, way)(x)
+    report = tensorplay.who_holds(x)
+    cpp_owners.release()
+
+    assert clean.unaccounted == 0
+    assert {ledger.of: ledger.unaccounted for ledger in report.ledgers if ledger.unaccounted} == {layer: 2}
+    assert "2 C++-only references" in report.text()
+
+
+def test_tensor_that_cpp_alone_keeps_is_found_from_its_storage(cpp_owners):
+    x = torch.ones(3)
+    cpp_owners.hold_tensor(x)
+    address = C.read(x).storage.address
+    del x
+
+    _, storages = C.find_storages("")
+    (state,) = (entry[6] for entry in storages if entry[0] == address)
+    cpp_owners.release()
+
+    assert state == "unknown"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tensorplay as tp
+from tensorplay._native import C
 from tests import helpers
 
 
@@ -148,18 +149,52 @@ def test_base_without_a_name_is_no_member():
     assert tp.list_shared_storages({"view": view}).storages == ()
 
 
-def test_owner_that_no_path_reaches_is_counted():
+def test_owner_that_no_path_reaches_is_counted(cpp_owners):
+    x = torch.ones(16)
+    cpp_owners.hold_alias(x)
+
+    try:
+        for report in (tp.list_shared_storages({"x": x}), tp.list_shared_storages()):
+            (shared,) = (storage for storage in report.storages if "x" in [member.name for member in storage.members])
+            assert (shared.use_count, shared.unreached_owners) == (2, 1)
+    finally:
+        cpp_owners.release()
+    assert not tp.list_shared_storages({"x": x}).storages
+
+
+def test_gradient_without_an_object_is_a_member():
     """Backward makes the gradient as a view of what it was given, in C++: no Python object stands for it."""
     weight, given = torch.zeros(16, requires_grad=True), torch.ones(2, 8)
     weight.view(2, 8).backward(given)
 
-    report = tp.list_shared_storages({"given": given})
+    assert not tp.list_shared_storages({"given": given}).storages  # who holds the rest is known, and was not asked for
+    (shared,) = (s for s in tp.list_shared_storages().storages if s.storage == C.read(given).storage.address)
 
-    assert (only(report).use_count, only(report).unreached_owners) == (2, 1)
-    assert "given, 1 owner that no path reaches" in str(report)
-    with_weight = only(tp.list_shared_storages({"weight": weight, "given": given}))
-    assert [(m.name, m.role) for m in with_weight.members] == [("weight.grad", "gradient"), ("given", "tensor")]
-    assert with_weight.unreached_owners == 0
+    assert [(member.name, member.role) for member in shared.members] == [
+        ("weight.grad", "gradient"),
+        ("given", "tensor"),
+    ]
+    assert shared.unreached_owners == 0
+
+
+def test_gradient_of_a_leaf_without_a_name_is_a_member():
+    given = torch.ones(2, 8)
+
+    class Hidden:
+        __slots__ = ("weight",)
+
+    def make():
+        hidden = Hidden()
+        hidden.weight = torch.zeros(16, requires_grad=True)
+        hidden.weight.view(2, 8).backward(given)
+        return lambda: hidden
+
+    kept = make()
+    (shared,) = (s for s in tp.list_shared_storages().storages if s.storage == C.read(given).storage.address)
+
+    assert [member.role for member in shared.members] == ["tensor", "gradient"]
+    assert shared.members[1].name.endswith(".grad")
+    assert kept().weight.grad is not None
 
 
 def test_live_storage_object_is_an_owner_that_is_known():
