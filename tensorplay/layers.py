@@ -672,8 +672,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Its kind, dtype and shape."""
     nbytes: int | None
     """Bytes of its storage; None for what has none."""
-    state: Literal["reached", "cycle", "unknown", "unseen"]
-    """Whether a root leads to it; cycle: it is garbage that is not collected yet; unknown: only C or C++ has it."""
+    state: Literal["reached", "cycle", "unknown", "unseen", "probe"]
+    """Whether a root leads to it; cycle: it is garbage that is not collected yet; unknown: only C or C++ has it; probe:
+    only the call that asks has it."""
     holders: tuple[Holder, ...]
     """All who refer to one of its layers, the shortest paths first; not the probe."""
     ledgers: tuple[Ledger, ...]

@@ -172,12 +172,6 @@ PyObject* room_for(Py_ssize_t count, size_t size) {
   return PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(size));
 }
 
-// A memoryview over bytes.
-Owned array_of(PyObject* bytes, const char* format) {
-  const Owned view(PyMemoryView_FromObject(bytes));
-  return Owned(view == nullptr ? nullptr : PyObject_CallMethod(view.get(), "cast", "s", format));
-}
-
 PyObject* group_by_storage(PyObject*, PyObject* tensors) {
   if (!PyList_Check(tensors) && !PyTuple_Check(tensors)) {
     PyErr_Format(PyExc_TypeError, "group_by_storage() takes a list or tuple, got %.200s",
@@ -198,8 +192,8 @@ PyObject* group_by_storage(PyObject*, PyObject* tensors) {
     if (_PyBytes_Resize(&shrunk, static_cast<Py_ssize_t>(grouper.finish() * sizeof(void*))) != 0)
       return nullptr;
     storages.reset(shrunk);
-    const Owned id_array = array_of(ids.get(), "I");
-    const Owned address_array = id_array == nullptr ? nullptr : array_of(storages.get(), "Q");
+    const Owned id_array(array_of(ids.get(), "I"));
+    const Owned address_array(id_array == nullptr ? nullptr : array_of(storages.get(), "Q"));
     return address_array == nullptr ? nullptr : PyTuple_Pack(2, id_array.get(), address_array.get());
   });
 }

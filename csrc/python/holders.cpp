@@ -173,13 +173,40 @@ bool append(PyObject* list, PyObject* item) {
   return done;
 }
 
-const char* state_of(const HeapGraph& graph, Vertex vertex) {
-  if (graph.is_garbage(vertex)) return "cycle";
-  if (!graph.is_reached(vertex)) return "unseen";
-  Vertex root = vertex;
-  while (graph.parent(root) != kNoVertex) root = graph.parent(root);
-  return graph.kind(root) == VertexKind::kUnknown ? "unknown" : "reached";
+// Whether a root leads to a vertex, and which; the observer's own frames are none.
+enum class State : uint8_t { kUnseen, kReached, kCycle, kUnknown, kOwn };
+
+const char* name_of(State state) {
+  constexpr const char* names[] = {"unseen", "reached", "cycle", "unknown", "probe"};
+  return names[static_cast<size_t>(state)];
 }
+
+State state_of_root(const HeapGraph& graph, Vertex root) {
+  if (graph.is_garbage(root)) return State::kCycle;
+  if (!graph.is_reached(root)) return State::kUnseen;
+  if (graph.kind(root) == VertexKind::kUnknown) return State::kUnknown;
+  return graph.is_own(root) ? State::kOwn : State::kReached;
+}
+
+// Of some vertices, each step of the ways to them taken once.
+class States {
+ public:
+  explicit States(const HeapGraph& graph) : graph_(graph), known_(graph.size(), kNotKnown) {}
+
+  State of(Vertex vertex) {
+    Vertex top = vertex;
+    while (known_[top] == kNotKnown && graph_.parent(top) != kNoVertex) top = graph_.parent(top);
+    if (known_[top] == kNotKnown) known_[top] = static_cast<uint8_t>(state_of_root(graph_, top));
+    const uint8_t state = known_[top];
+    for (; vertex != top; vertex = graph_.parent(vertex)) known_[vertex] = state;
+    return static_cast<State>(state);
+  }
+
+ private:
+  static constexpr uint8_t kNotKnown = UINT8_MAX;
+  const HeapGraph& graph_;
+  std::vector<uint8_t> known_;
+};
 
 // ((around, way), ...) as lists of references, or None.
 PyObject* cycle_of(const HeapGraph& graph, Vertex vertex, Entries& entries) {
@@ -245,13 +272,14 @@ PyObject* find_holders(PyObject*, PyObject* const* args, Py_ssize_t count) {
       }
     }
     const Owned answers(PyList_New(0));
+    States states(graph);
     for (const Vertex vertex : watched) {
       PyObject* cycle = answers == nullptr ? nullptr : cycle_of(graph, vertex, entries);
       if (cycle == nullptr) return nullptr;
       const Watched& one = found.at(vertex);
       PyObject* answer = Py_BuildValue(
           "KOnsN", static_cast<unsigned long long>(one.count), one.references.get(),
-          static_cast<Py_ssize_t>(graph.on_unknown_stacks(vertex)), state_of(graph, vertex), cycle);
+          static_cast<Py_ssize_t>(graph.on_unknown_stacks(vertex)), name_of(states.of(vertex)), cycle);
       if (!append(answers.get(), answer)) return nullptr;
     }
     if (entries.failed()) return nullptr;
@@ -298,54 +326,89 @@ PyObject* find_owners(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// Goes up from a storage past its tensor and that tensor's Python object, to who has that.
-Vertex holder_of(const HeapGraph& graph, Vertex storage, Vertex& held) {
-  held = storage;
-  Vertex above = graph.parent(held);
-  while (above != kNoVertex) {
+// Calls with the vertex, the storage and the state of each storage that not only the observer holds; false
+// where a call does.
+template <class Call>
+bool for_each_storage(const HeapGraph& graph, const Call& call) {
+  States states(graph);
+  for (Vertex vertex = 0; vertex < graph.size(); ++vertex) {
+    if (graph.kind(vertex) != VertexKind::kStorage) continue;
+    const State state = states.of(vertex);
+    if (state == State::kOwn) continue;
+    const auto& storage = *static_cast<const c10::StorageImpl*>(graph.object(vertex));
+    if (!call(vertex, storage, state)) return false;
+  }
+  return true;
+}
+
+// Goes up from a storage to its tensor, and that tensor's Python object.
+Vertex holder_of(const HeapGraph& graph, Vertex storage) {
+  Vertex held = storage;
+  for (Vertex above = graph.parent(held); above != kNoVertex; above = graph.parent(held)) {
     const VertexKind kind = graph.kind(above);
     const bool is_tensor = kind == VertexKind::kTensor || kind == VertexKind::kStorage;
     const bool is_object = kind == VertexKind::kObject && graph.kind(held) != VertexKind::kObject;
     if (!is_tensor && !is_object) break;
     held = above;
-    above = graph.parent(held);
   }
-  return above;
+  return held;
+}
+
+bool is_text(PyObject* own, const char* function) {
+  if (PyUnicode_Check(own)) return true;
+  PyErr_Format(PyExc_TypeError, "%s() takes the beginning of file names as a str", function);
+  return false;
 }
 
 // find_storages(own)
 PyObject* find_storages(PyObject*, PyObject* own) {
-  if (!PyUnicode_Check(own)) {
-    PyErr_SetString(PyExc_TypeError, "find_storages() takes the beginning of file names as a str");
-    return nullptr;
-  }
+  if (!is_text(own, "find_storages")) return nullptr;
   return guarded([&]() -> PyObject* {
     const CollectionPause pause;
     HeapGraph graph(own);
     if (!graph.walk()) return nullptr;
     Entries entries(graph);
     const Owned answers(PyList_New(0));
-    if (answers == nullptr) return nullptr;
-    for (Vertex vertex = 0; vertex < graph.size(); ++vertex) {
-      if (graph.kind(vertex) != VertexKind::kStorage) continue;
-      const auto& storage = *static_cast<const c10::StorageImpl*>(graph.object(vertex));
-      const char* state = state_of(graph, vertex);
-      Vertex held = vertex;
-      const Vertex holder = holder_of(graph, vertex, held);
-      if (holder != kNoVertex && graph.is_own(holder)) continue;
+    const auto add = [&](Vertex vertex, const c10::StorageImpl& storage, State state) {
       DataFacts data;
       read_data_of(storage, data);
       PyObject* cycle = cycle_of(graph, vertex, entries);
-      if (cycle == nullptr) return nullptr;
-      const Py_ssize_t number = holder == kNoVertex ? -1 : entries.number(holder);
+      if (cycle == nullptr) return false;
+      const Py_ssize_t number = entries.number(holder_of(graph, vertex));
       PyObject* answer =
-          Py_BuildValue("NNNNnNsN", address(&storage), optional_integer(nbytes_of(storage)),
-                        address(data.pointer), device_name(data.device), number,
-                        holder == kNoVertex ? none() : entries.how(holder, graph.label(held)), state, cycle);
-      if (!append(answers.get(), answer)) return nullptr;
-    }
-    if (entries.failed()) return nullptr;
+          Py_BuildValue("NNNNnsN", address(&storage), optional_integer(nbytes_of(storage)),
+                        address(data.pointer), device_name(data.device), number, name_of(state), cycle);
+      return append(answers.get(), answer);
+    };
+    if (answers == nullptr || !for_each_storage(graph, add) || entries.failed()) return nullptr;
     return Py_BuildValue("OO", entries.list(), answers.get());
+  });
+}
+
+// tally_storages(own)
+PyObject* tally_storages(PyObject*, PyObject* own) {
+  if (!is_text(own, "tally_storages")) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const CollectionPause pause;
+    HeapGraph graph(own);
+    if (!graph.walk()) return nullptr;
+    struct Tally {
+      uint64_t address;
+      uint64_t pointer;
+      int64_t nbytes;
+      int64_t garbage;
+    };
+    std::vector<Tally> found;
+    for_each_storage(graph, [&](Vertex, const c10::StorageImpl& storage, State state) {
+      DataFacts data;
+      read_data_of(storage, data);
+      found.push_back({reinterpret_cast<uint64_t>(&storage), reinterpret_cast<uint64_t>(data.pointer),
+                       nbytes_of(storage).value_or(0), state == State::kCycle});
+      return true;
+    });
+    const Owned bytes(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()),
+                                                static_cast<Py_ssize_t>(found.size() * sizeof(Tally))));
+    return bytes == nullptr ? nullptr : array_of(bytes.get(), "Q");
   });
 }
 
@@ -365,8 +428,10 @@ PyMethodDef functions[] = {
      "each owner is to it, its Python object (\"object\") or as C++ calls it (\"saved self\")."},
     {"find_storages", find_storages, METH_O,
      "find_storages(own, /)\n--\n\nAnswer entries as find_holders() does, and every storage: (address, "
-     "nbytes, "
-     "pointer, device, entry of its holder, how, state, cycle)."},
+     "nbytes, pointer, device, entry of its tensor's object, or what else stands for it, state, cycle)."},
+    {"tally_storages", tally_storages, METH_O,
+     "tally_storages(own, /)\n--\n\nAnswer every storage without its holders: address, pointer, nbytes and "
+     "whether it is garbage, four numbers each."},
     {nullptr, nullptr, 0, nullptr},
 };
 

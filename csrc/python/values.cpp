@@ -79,6 +79,13 @@ PyObject* expressions(const std::vector<std::string>& values) {
   return tuple_of(values, expression);
 }
 
+PyObject* array_of(PyObject* bytes, const char* format) {
+  PyObject* view = PyMemoryView_FromObject(bytes);
+  PyObject* array = view == nullptr ? nullptr : PyObject_CallMethod(view, "cast", "s", format);
+  Py_XDECREF(view);
+  return array;
+}
+
 PyObject* type_name(const std::type_info* type) {
   if (type == nullptr) return none();
   static std::unordered_map<const std::type_info*, PyObject*> known;

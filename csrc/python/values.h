@@ -24,6 +24,8 @@ PyObject* integers(DimSpan values);                             // tuple of int
 PyObject* expressions(const std::vector<std::string>& values);  // tuple of int, or str where symbolic
 PyObject* expression(const std::string& value);
 
+PyObject* array_of(PyObject* bytes, const char* format);  // memoryview of struct's format
+
 PyObject* type_name(const std::type_info* type);  // None for null
 PyObject* grad_fn_name(const ImplFacts& impl);    // for a node of C++; the name is remembered by its type
 PyObject* dtype_name(caffe2::TypeMeta dtype);

@@ -166,9 +166,22 @@ def test_storages_have_their_holder():
 
     entries, storages = C.find_storages(NOBODY)
 
-    (_, nbytes, _, device, holder, how, state, cycle) = next(one for one in storages if one[0] == address)
-    assert (nbytes, device, how, state, cycle) == (28, "cpu", ("nth", 0), "reached", None)
-    assert entries[holder][1] is box
+    (_, nbytes, _, device, held, state, cycle) = next(one for one in storages if one[0] == address)
+    assert (nbytes, device, state, cycle) == (28, "cpu", "reached", None)
+    assert entries[held][1] is box[0]
+    assert entries[held][4] == ("nth", 0)
+    assert entries[entries[held][5]][1] is box
+
+
+def test_storages_are_tallied():
+    box = [torch.ones(7)]
+    storage = C.read(box[0], 0).storage
+
+    numbers = C.tally_storages(NOBODY)
+    tallied = {numbers[i]: numbers[i + 1 : i + 4].tolist() for i in range(0, len(numbers), 4)}
+
+    assert tallied[storage.address] == [box[0].data_ptr(), 28, 0]
+    assert tallied.keys() == {one[0] for one in C.find_storages(NOBODY)[1]}
 
 
 @pytest.mark.parametrize(
