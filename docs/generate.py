@@ -59,10 +59,9 @@ SIGNATURES = {
     ),
     "find_owners": "(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]",
     "find_storages": (
-        "(own: str, /) -> tuple[list[HeapEntry], "
-        "list[tuple[int, int | None, int | None, str, int, str, HeapCycle]]]"
+        "(own: str, known: memoryview | bytes | None = None, /) -> "
+        "tuple[memoryview, list[HeapEntry], list[tuple[int, int, str, int, str, HeapCycle]]]"
     ),
-    "tally_storages": "(own: str, /) -> memoryview",
     "group_by_storage": "(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryview, memoryview]",
     "infer_chain": (
         "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000, "

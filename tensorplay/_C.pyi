@@ -436,10 +436,10 @@ def find_mappings(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, 
     """Answer, for each half-open range of addresses, the mappings of this process that hold a byte of it."""
 
 def find_owners(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]:
-    """Answer who owns some impls or storages: of each the count and what each owner is to it, its Python object ("object") or as C++ calls it ("saved self")."""
+    """Answer who owns some impls or storages: of each the count and what each owner is to it, its Python object ("object"), another one ("holder"), or as C++ calls it ("saved self")."""
 
-def find_storages(own: str, /) -> tuple[list[HeapEntry], list[tuple[int, int | None, int | None, str, int, str, HeapCycle]]]:
-    """Answer entries as find_holders() does, and every storage: (address, nbytes, pointer, device, entry of its tensor's object, or what else stands for it, state, cycle)."""
+def find_storages(own: str, known: memoryview | bytes | None = None, /) -> tuple[memoryview, list[HeapEntry], list[tuple[int, int, str, int, str, HeapCycle]]]:
+    """Answer a tally of every storage, four numbers each: address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as find_holders() does, and each storage that it lacks: (address, nbytes, device, entry of its tensor's object, or of what else stands for it, state, cycle)."""
 
 def frame_locals(thread: int | None = None, skip: str | None = None, /) -> list[FrameLocals]:
     """Answer (filename, qualified name, line, [(variable, value), ...]) of every frame now executing, this thread's first, innermost first."""
@@ -491,9 +491,6 @@ def read_grad(tensor: object, /) -> TensorRecord | None:
 
 def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
     """Answer what the graphs behind some tensors and nodes saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held."""
-
-def tally_storages(own: str, /) -> memoryview:
-    """Answer every storage without its holders: address, pointer, nbytes and whether it is garbage, four numbers each."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:
     """Answer (node, output, arguments, shape) of each node from a view's base to the view, or nothing."""

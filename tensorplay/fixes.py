@@ -23,7 +23,7 @@ from tensorplay.classes import class_name
 from tensorplay.inspection import explained, outside_compiled_code, read_one
 from tensorplay.layers import Finding, TensorRecord
 from tensorplay.live import Live, caller_names
-from tensorplay.reports import Report
+from tensorplay.reports import Answer, Report
 from tensorplay.rules.sharing import PinnedStorage
 from tensorplay.views import view_code
 from tensorplay.words import bytes_text, describe
@@ -53,20 +53,15 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     """What else to know."""
 
 
-class Fixes:
+class Fixes(Answer):
     """What to do, best first, with the findings it rests on."""
 
-    __slots__ = ("fixes", "report", "subject")
+    __slots__ = ("fixes", "subject")
 
     def __init__(self, subject: str, fixes: Iterable[Fix], report: Report) -> None:
+        super().__init__(report)
         self.subject = subject
         self.fixes = tuple(fixes)
-        self.report = report
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The report's findings."""
-        return self.report.findings
 
     def __bool__(self) -> bool:
         return bool(self.fixes)
@@ -80,17 +75,9 @@ class Fixes:
     def __getitem__(self, index: int) -> Fix:
         return self.fixes[index]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Answer the fixes and their report as dicts and lists."""
-        return {
-            "subject": self.subject,
-            "fixes": msgspec.to_builtins(self.fixes, str_keys=True),
-            "report": self.report.to_dict(),
-        }
-
-    def to_json(self) -> str:
-        """Answer the fixes and their report as JSON."""
-        return msgspec.json.encode(self.to_dict()).decode()
+    def facts(self) -> dict[str, Any]:
+        """Answer the fixes as dicts and lists, without their report."""
+        return {"subject": self.subject, "fixes": msgspec.to_builtins(self.fixes, str_keys=True)}
 
     def __str__(self) -> str:
         lines = [self.subject]

@@ -683,6 +683,77 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of the cycle it hangs on."""
 
 
+class Grown(msgspec.Struct, frozen=True, kw_only=True):
+    """Storages that one place holds, and that were not there before."""
+
+    path: str
+    """How a program would name the place; several places that differ in an index alone are one: ``log[*]``."""
+    how: str
+    """How the place holds the first of them: value, or as C++ calls it (saved self)."""
+    root: Literal["module", "frame", "thread", "cycle", "unknown", "probe"]
+    """Where the path begins."""
+    file: str | None
+    """The frame's, where it begins at one."""
+    line: int | None
+    """The line it executes."""
+    devices: tuple[str, ...]
+    """Where their bytes are."""
+    storages: int
+    """Storages of the tensors at the place itself."""
+    nbytes: int
+    """Their bytes."""
+    indirect_storages: int
+    """Further storages that only live behind these tensors: their graphs, their gradients."""
+    indirect_nbytes: int
+    """Their bytes."""
+    places: int
+    """So many places have this path."""
+    cycle: str | None = None
+    """Of garbage that is not collected yet: the steps of the cycle that it hangs on."""
+
+
+class Slope(msgspec.Struct, frozen=True, kw_only=True):
+    """How the bytes of all storages that something holds went over some steps: a line through their middle."""
+
+    nbytes: tuple[int, ...]
+    """The bytes after each step."""
+    nbytes_per_step: float
+    """The median of the slopes between every two steps (Theil and Sen)."""
+    low: float
+    """So much at least, with that confidence."""
+    high: float
+    """So much at most."""
+    confidence: float
+    """Of low and high: 0.99."""
+    p_value: float
+    """How likely steps in random order would rise as steadily (Mann and Kendall, one-sided)."""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """What storages came, stayed and went between two moments."""
+
+    nbytes_before: int
+    """Bytes of all storages at the first moment."""
+    nbytes_after: int
+    """At the second."""
+    storages_before: int
+    """Storages at the first moment."""
+    storages_after: int
+    """At the second."""
+    new_storages: int
+    """Storages that were not there before."""
+    new_nbytes: int
+    """Their bytes."""
+    gone_storages: int
+    """Storages that are not there any more."""
+    gone_nbytes: int
+    """Their bytes."""
+    grown: tuple[Grown, ...]
+    """Who holds the new ones; what pins most comes first."""
+    slope: Slope | None = None
+    """How the bytes went over the steps, where steps were marked."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -741,6 +812,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that several storages or arrays lie over, where it asked."""
     held: tuple[Held, ...] = ()
     """Who keeps objects alive, where who_holds() asked."""
+    growth: Growth | None = None
+    """What came and went between two moments, where leak_check() or a snapshot asked."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

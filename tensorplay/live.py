@@ -86,7 +86,8 @@ class Owners(NamedTuple):
 
     total: int
     links: tuple[str, ...]
-    """What each owner that was found is to it: its Python object ("object"), or as C++ calls it ("saved self")."""
+    """What each owner that was found is to it: its Python object ("object"), another one ("holder"), or as C++
+    calls it ("saved self")."""
 
     @property
     def unexplained(self) -> int:

@@ -65,11 +65,13 @@ class PathNames:
 
     def root(self, number: int) -> Root:
         """Answer where the way to an entry begins."""
-        while self._entries[number][5] >= 0:
+        way = []
+        while number not in self._roots and self._entries[number][5] >= 0:
+            way.append(number)
             number = self._entries[number][5]
-        if number not in self._roots:
-            self._roots[number] = _root(self._entries[number])
-        return self._roots[number]
+        root = self._roots.get(number) or _root(self._entries[number])
+        self._roots.update(dict.fromkeys([number, *way], root))
+        return root
 
     def kind(self, number: int) -> str:
         """Answer what an entry is: object, impl, storage, node, ..."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tensorplay.arrays import Owner
     from tensorplay.selection import Selection
 
-__all__ = ["ROOTS", "Read", "Report", "Verdict", "inner_model", "name_roots"]
+__all__ = ["ROOTS", "Answer", "Read", "Report", "Verdict", "inner_model", "name_roots"]
 
 
 _AnyReport = TypeVar("_AnyReport", bound="Report")
@@ -319,14 +319,12 @@ class Report:
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
 
-class Verdict:
-    """A yes or no with its reasons; true when the answer is yes."""
+class Answer:
+    """What a call answers beside its report."""
 
-    __slots__ = ("ok", "reasons", "report")
+    __slots__ = ("report",)
 
-    def __init__(self, ok: bool, reasons: Iterable[str], report: Report) -> None:
-        self.ok = ok
-        self.reasons = tuple(reasons)
+    def __init__(self, report: Report) -> None:
         self.report = report
 
     @property
@@ -334,16 +332,35 @@ class Verdict:
         """The report's findings."""
         return self.report.findings
 
+    def facts(self) -> dict[str, Any]:
+        """Answer all but the report as dicts and lists."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Answer all, the report too, as dicts and lists."""
+        return {**self.facts(), "report": self.report.to_dict()}
+
+    def to_json(self) -> str:
+        """Answer all, the report too, as JSON."""
+        return msgspec.json.encode({**self.facts(), "report": msgspec.Raw(self.report.to_json().encode())}).decode()
+
+
+class Verdict(Answer):
+    """A yes or no with its reasons; true when the answer is yes."""
+
+    __slots__ = ("ok", "reasons")
+
+    def __init__(self, ok: bool, reasons: Iterable[str], report: Report) -> None:
+        super().__init__(report)
+        self.ok = ok
+        self.reasons = tuple(reasons)
+
     def __bool__(self) -> bool:
         return self.ok
 
-    def to_dict(self) -> dict[str, Any]:
-        """Answer the verdict and its report as dicts and lists."""
-        return {"ok": self.ok, "reasons": list(self.reasons), "report": self.report.to_dict()}
-
-    def to_json(self) -> str:
-        """Answer the verdict and its report as JSON."""
-        return msgspec.json.encode(self.to_dict()).decode()
+    def facts(self) -> dict[str, Any]:
+        """Answer the verdict as dicts and lists, without its report."""
+        return {"ok": self.ok, "reasons": list(self.reasons)}
 
     def __str__(self) -> str:
         return "\n".join(["consistent" if self.ok else "not consistent", *(f"  {reason}" for reason in self.reasons)])

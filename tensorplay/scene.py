@@ -363,7 +363,17 @@ def _beyond(group: StorageGroup, over: list[LiveTensor], saved: list[Any]) -> Be
             if view is not None and storage is not None and storage.address == group.address:
                 bases[address] = view[0]
     unseen = {record.impl.address: record for record in itertools.chain(hidden, bases.values())}
-    owned = [unseen[address] for address, owners in find_owners("impl", unseen).items() if _shows_more(owners)]
+    # A view whose function PyTorch kept may name its base a second time, in that function.
+    again = Counter(
+        entry.record.impl.base
+        for entry in over
+        if (view := C.view_of(entry.tensor)) is not None and view[2] is not None
+    )
+    owned = [
+        unseen[address]
+        for address, owners in find_owners("impl", unseen).items()
+        if _shows_more(owners, again[address])
+    ]
     wrapper = any(subject.record.storage.has_python_wrapper for subject in group.members)
     owners = len(alive | slots.keys() | bases.keys()) + wrapper
     return Beyond(
@@ -375,13 +385,13 @@ def _beyond(group: StorageGroup, over: list[LiveTensor], saved: list[Any]) -> Be
     )
 
 
-def _shows_more(owners: Owners) -> bool:
+def _shows_more(owners: Owners, again: int) -> bool:
     """Tell whether a tensor that no Python code refers to has an owner that may show it.
 
     Its own Python object cannot, nor its views, the nodes that saved it, and the node that accumulates its gradient.
     """
     cannot = ("object", "base", "view function", "variable")
-    return owners.unexplained > 0 or any(not link.startswith(("saved ", *cannot)) for link in owners.links)
+    return owners.unexplained > again or any(not link.startswith(("saved ", *cannot)) for link in owners.links)
 
 
 def _storage_is_held(over: list[LiveTensor]) -> bool:

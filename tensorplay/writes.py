@@ -76,14 +76,14 @@ class SafeView(Verdict):
         for hazard in self.hazards:
             self.evidence |= hazard.evidence
 
-    def to_dict(self) -> dict[str, Any]:
-        """Answer the verdict, its evidence and its report as dicts and lists."""
+    def facts(self) -> dict[str, Any]:
+        """Answer the verdict and its evidence without its report, as dicts and lists."""
         hazards, later = (
             [{"kind": h.kind, "raises": h.raises, "reason": h.reason} for h in group]
             for group in (self.hazards, self.later)
         )
         evidence = msgspec.to_builtins(self.evidence)
-        return {**super().to_dict(), "hazards": hazards, "later": later, "evidence": evidence}
+        return {**super().facts(), "hazards": hazards, "later": later, "evidence": evidence}
 
     def __str__(self) -> str:
         return "\n".join([f"{'safe' if self.ok else 'unsafe'} in place", *(f"  {reason}" for reason in self.reasons)])

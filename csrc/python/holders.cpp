@@ -3,6 +3,9 @@
 // python_variable.h brings PyTorch's own Python.h.
 #include <torch/csrc/autograd/node.h>
 
+#include <algorithm>
+#include <cstring>
+#include <tuple>
 #include <unordered_map>
 
 #include "../core/owners.h"
@@ -288,6 +291,20 @@ PyObject* find_holders(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// "object" is the Python object of a tensor or storage, "holder" another one, as a DLPack capsule.
+std::string owner_text(const HeapGraph& graph, const Reference& reference) {
+  if (graph.kind(reference.from) != VertexKind::kObject) {
+    return graph.link_text(reference.from, reference.label);
+  }
+  const void* own = nullptr;
+  if (graph.kind(reference.to) == VertexKind::kTensor) {
+    own = static_cast<const c10::TensorImpl*>(graph.object(reference.to))->pyobj_slot()->load_pyobj();
+  } else if (graph.kind(reference.to) == VertexKind::kStorage) {
+    own = static_cast<const c10::StorageImpl*>(graph.object(reference.to))->pyobj_slot()->load_pyobj();
+  }
+  return graph.object(reference.from) == own ? "object" : "holder";
+}
+
 // find_owners(kind, [address, ...])
 PyObject* find_owners(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!need_arguments(count, 2, 2, "find_owners(kind, addresses)")) return nullptr;
@@ -310,8 +327,7 @@ PyObject* find_owners(PyObject*, PyObject* const* args, Py_ssize_t count) {
     std::unordered_map<Vertex, Owned> links;
     for (const Vertex vertex : watched) links[vertex].reset(PyList_New(0));
     for (const Reference& reference : graph.references()) {
-      const bool object = graph.kind(reference.from) == VertexKind::kObject;
-      PyObject* link = text(object ? "object" : graph.link_text(reference.from, reference.label));
+      PyObject* link = text(owner_text(graph, reference));
       PyObject* list = links.at(reference.to).get();
       if (list == nullptr || !append(list, link)) return nullptr;
     }
@@ -324,21 +340,6 @@ PyObject* find_owners(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     return Py_NewRef(answers.get());
   });
-}
-
-// Calls with the vertex, the storage and the state of each storage that not only the observer holds; false
-// where a call does.
-template <class Call>
-bool for_each_storage(const HeapGraph& graph, const Call& call) {
-  States states(graph);
-  for (Vertex vertex = 0; vertex < graph.size(); ++vertex) {
-    if (graph.kind(vertex) != VertexKind::kStorage) continue;
-    const State state = states.of(vertex);
-    if (state == State::kOwn) continue;
-    const auto& storage = *static_cast<const c10::StorageImpl*>(graph.object(vertex));
-    if (!call(vertex, storage, state)) return false;
-  }
-  return true;
 }
 
 // Goes up from a storage to its tensor, and that tensor's Python object.
@@ -354,61 +355,79 @@ Vertex holder_of(const HeapGraph& graph, Vertex storage) {
   return held;
 }
 
-bool is_text(PyObject* own, const char* function) {
-  if (PyUnicode_Check(own)) return true;
-  PyErr_Format(PyExc_TypeError, "%s() takes the beginning of file names as a str", function);
-  return false;
+// A storage as it is tallied: four numbers of an array.
+struct Tally {
+  uint64_t address;
+  uint64_t pointer;
+  int64_t nbytes;
+  uint64_t garbage;  // whether nothing but a cycle holds it
+
+  auto key() const { return std::tuple(address, pointer, nbytes); }
+};
+
+// Sorted by address. False with an exception set for what is no tally.
+bool read_tally(PyObject* object, std::vector<Tally>& out) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object, &buffer, PyBUF_SIMPLE) != 0) return false;
+  const bool whole = buffer.len % static_cast<Py_ssize_t>(sizeof(Tally)) == 0;
+  if (whole) {
+    out.resize(static_cast<size_t>(buffer.len) / sizeof(Tally));
+    std::memcpy(out.data(), buffer.buf, static_cast<size_t>(buffer.len));
+    std::ranges::sort(out, {}, &Tally::address);
+  } else {
+    PyErr_SetString(PyExc_ValueError, "a tally has four numbers for each storage");
+  }
+  PyBuffer_Release(&buffer);
+  return whole;
 }
 
-// find_storages(own)
-PyObject* find_storages(PyObject*, PyObject* own) {
-  if (!is_text(own, "find_storages")) return nullptr;
+bool has(const std::vector<Tally>& known, const Tally& tally) {
+  const auto found = std::ranges::lower_bound(known, tally.address, {}, &Tally::address);
+  return found != known.end() && found->key() == tally.key();
+}
+
+// find_storages(own, known=None)
+PyObject* find_storages(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 1, 2, "find_storages(own, known=None)")) return nullptr;
+  if (!PyUnicode_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "find_storages() takes the beginning of file names as a str");
+    return nullptr;
+  }
+  const bool any_new = count > 1 && args[1] != Py_None;
   return guarded([&]() -> PyObject* {
+    std::vector<Tally> known;
+    if (any_new && !read_tally(args[1], known)) return nullptr;
     const CollectionPause pause;
-    HeapGraph graph(own);
+    HeapGraph graph(args[0]);
     if (!graph.walk()) return nullptr;
     Entries entries(graph);
-    const Owned answers(PyList_New(0));
-    const auto add = [&](Vertex vertex, const c10::StorageImpl& storage, State state) {
+    std::vector<Tally> all;
+    const Owned found(PyList_New(0));
+    if (found == nullptr) return nullptr;
+    States states(graph);
+    for (Vertex vertex = 0; vertex < graph.size(); ++vertex) {
+      if (graph.kind(vertex) != VertexKind::kStorage) continue;
+      const State state = states.of(vertex);
+      if (state == State::kOwn) continue;
+      const auto& storage = *static_cast<const c10::StorageImpl*>(graph.object(vertex));
       DataFacts data;
       read_data_of(storage, data);
+      all.push_back({reinterpret_cast<uint64_t>(&storage), reinterpret_cast<uint64_t>(data.pointer),
+                     nbytes_of(storage).value_or(0), state == State::kCycle});
+      if (!any_new || has(known, all.back())) continue;
       PyObject* cycle = cycle_of(graph, vertex, entries);
-      if (cycle == nullptr) return false;
+      if (cycle == nullptr) return nullptr;
       const Py_ssize_t number = entries.number(holder_of(graph, vertex));
-      PyObject* answer =
-          Py_BuildValue("NNNNnsN", address(&storage), optional_integer(nbytes_of(storage)),
-                        address(data.pointer), device_name(data.device), number, name_of(state), cycle);
-      return append(answers.get(), answer);
-    };
-    if (answers == nullptr || !for_each_storage(graph, add) || entries.failed()) return nullptr;
-    return Py_BuildValue("OO", entries.list(), answers.get());
-  });
-}
-
-// tally_storages(own)
-PyObject* tally_storages(PyObject*, PyObject* own) {
-  if (!is_text(own, "tally_storages")) return nullptr;
-  return guarded([&]() -> PyObject* {
-    const CollectionPause pause;
-    HeapGraph graph(own);
-    if (!graph.walk()) return nullptr;
-    struct Tally {
-      uint64_t address;
-      uint64_t pointer;
-      int64_t nbytes;
-      int64_t garbage;
-    };
-    std::vector<Tally> found;
-    for_each_storage(graph, [&](Vertex, const c10::StorageImpl& storage, State state) {
-      DataFacts data;
-      read_data_of(storage, data);
-      found.push_back({reinterpret_cast<uint64_t>(&storage), reinterpret_cast<uint64_t>(data.pointer),
-                       nbytes_of(storage).value_or(0), state == State::kCycle});
-      return true;
-    });
-    const Owned bytes(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(found.data()),
-                                                static_cast<Py_ssize_t>(found.size() * sizeof(Tally))));
-    return bytes == nullptr ? nullptr : array_of(bytes.get(), "Q");
+      PyObject* answer = Py_BuildValue("KLNnsN", static_cast<unsigned long long>(all.back().address),
+                                       static_cast<long long>(all.back().nbytes), device_name(data.device),
+                                       number, name_of(state), cycle);
+      if (!append(found.get(), answer)) return nullptr;
+    }
+    const Owned bytes(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(all.data()),
+                                                static_cast<Py_ssize_t>(all.size() * sizeof(Tally))));
+    const Owned tally(bytes == nullptr ? nullptr : array_of(bytes.get(), "Q"));
+    if (tally == nullptr || entries.failed()) return nullptr;
+    return PyTuple_Pack(3, tally.get(), entries.list(), found.get());
   });
 }
 
@@ -425,13 +444,14 @@ PyMethodDef functions[] = {
     {"find_owners", fast_call(find_owners), METH_FASTCALL,
      "find_owners(kind, addresses, /)\n--\n\nAnswer who owns some impls or storages: of each the count and "
      "what "
-     "each owner is to it, its Python object (\"object\") or as C++ calls it (\"saved self\")."},
-    {"find_storages", find_storages, METH_O,
-     "find_storages(own, /)\n--\n\nAnswer entries as find_holders() does, and every storage: (address, "
-     "nbytes, pointer, device, entry of its tensor's object, or what else stands for it, state, cycle)."},
-    {"tally_storages", tally_storages, METH_O,
-     "tally_storages(own, /)\n--\n\nAnswer every storage without its holders: address, pointer, nbytes and "
-     "whether it is garbage, four numbers each."},
+     "each owner is to it, its Python object (\"object\"), another one (\"holder\"), or as C++ calls it (\"saved "
+     "self\")."},
+    {"find_storages", fast_call(find_storages), METH_FASTCALL,
+     "find_storages(own, known=None, /)\n--\n\nAnswer a tally of every storage, four numbers each: address, "
+     "pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as find_holders() does, "
+     "and each storage that it lacks: (address, nbytes, device, entry of its tensor's object, or of what "
+     "else "
+     "stands for it, state, cycle)."},
     {nullptr, nullptr, 0, nullptr},
 };
 

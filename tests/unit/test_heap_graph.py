@@ -164,9 +164,9 @@ def test_storages_have_their_holder():
     box = [torch.ones(7)]
     address = C.read(box[0], 0).storage.address
 
-    entries, storages = C.find_storages(NOBODY)
+    _, entries, storages = C.find_storages(NOBODY, b"")
 
-    (_, nbytes, _, device, held, state, cycle) = next(one for one in storages if one[0] == address)
+    (_, nbytes, device, held, state, cycle) = next(one for one in storages if one[0] == address)
     assert (nbytes, device, state, cycle) == (28, "cpu", "reached", None)
     assert entries[held][1] is box[0]
     assert entries[held][4] == ("nth", 0)
@@ -177,11 +177,24 @@ def test_storages_are_tallied():
     box = [torch.ones(7)]
     storage = C.read(box[0], 0).storage
 
-    numbers = C.tally_storages(NOBODY)
+    numbers, entries, found = C.find_storages(NOBODY)
     tallied = {numbers[i]: numbers[i + 1 : i + 4].tolist() for i in range(0, len(numbers), 4)}
 
     assert tallied[storage.address] == [box[0].data_ptr(), 28, 0]
-    assert tallied.keys() == {one[0] for one in C.find_storages(NOBODY)[1]}
+    assert entries == found == []
+    assert tallied.keys() == {one[0] for one in C.find_storages(NOBODY, b"")[2]}
+
+
+def test_storages_that_a_tally_lacks_are_found():
+    box = [torch.ones(7)]
+    known, _, _ = C.find_storages(NOBODY)
+    box.append(torch.ones(8))
+
+    _, entries, storages = C.find_storages(NOBODY, known)
+
+    assert [entries[one[3]][1] is box[1] for one in storages] == [True]
+    with pytest.raises(ValueError, match="four numbers"):
+        C.find_storages(NOBODY, b"12345")
 
 
 @pytest.mark.parametrize(

@@ -227,8 +227,8 @@ def test_tensor_that_cpp_alone_keeps_is_found_from_its_storage(cpp_owners):
     address = C.read(x).storage.address
     del x
 
-    _, storages = C.find_storages("no file begins like this")
-    (state,) = (entry[5] for entry in storages if entry[0] == address)
+    _, _, storages = C.find_storages("no file begins so", b"")
+    (state,) = (entry[4] for entry in storages if entry[0] == address)
     cpp_owners.release()
 
     assert state == "unknown"
