@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "InconsistentTensor": "errors",
+    "LeakFound": "errors",
     "LoadError": "errors",
     "TargetError": "errors",
     "TensorPlayError": "errors",
@@ -27,10 +28,12 @@ _PUBLIC = {
     "inspect_storage_device": "inspection",
     "inspect_tensor_memory": "inspection",
     "is_safe_view": "writes",
+    "leak_check": "leaks",
     "list_shared_storages": "sharing",
     "recommend_fix": "fixes",
     "record_views": "views",
     "show_view_chain": "views",
+    "snapshot": "leaks",
     "verify_data_ptr_consistency": "inspection",
     "who_holds": "holders",
 }
@@ -38,6 +41,7 @@ _PUBLIC = {
 # Written out, not derived: type checkers read it as text.
 __all__ = [
     "InconsistentTensor",
+    "LeakFound",
     "LoadError",
     "TargetError",
     "TensorPlayError",
@@ -53,10 +57,12 @@ __all__ = [
     "inspect_storage_device",
     "inspect_tensor_memory",
     "is_safe_view",
+    "leak_check",
     "list_shared_storages",
     "recommend_fix",
     "record_views",
     "show_view_chain",
+    "snapshot",
     "verify_data_ptr_consistency",
     "who_holds",
     "__version__",
@@ -64,7 +70,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tensorplay.comparison import compare
-    from tensorplay.errors import InconsistentTensor, LoadError, TargetError, TensorPlayError, UnknownCode
+    from tensorplay.errors import InconsistentTensor, LeakFound, LoadError, TargetError, TensorPlayError, UnknownCode
     from tensorplay.fixes import recommend_fix
     from tensorplay.holders import who_holds
     from tensorplay.inspection import (
@@ -76,6 +82,7 @@ if TYPE_CHECKING:
         verify_data_ptr_consistency,
     )
     from tensorplay.layers import Finding, TensorRecord
+    from tensorplay.leaks import leak_check, snapshot
     from tensorplay.reports import Report, Verdict
     from tensorplay.sharing import list_shared_storages
     from tensorplay.views import record_views, show_view_chain

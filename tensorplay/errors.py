@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["InconsistentTensor", "LoadError", "TargetError", "TensorPlayError", "UnknownCode"]
+__all__ = ["InconsistentTensor", "LeakFound", "LoadError", "TargetError", "TensorPlayError", "UnknownCode"]
 
 
 class TensorPlayError(Exception):
@@ -15,6 +15,10 @@ class LoadError(TensorPlayError, ImportError):
 
 class InconsistentTensor(TensorPlayError, ValueError):
     """A strict check found that a tensor's pointer, offset and bytes do not fit each other."""
+
+
+class LeakFound(TensorPlayError, AssertionError):
+    """leak_check(raises=True) found what keeps memory alive that should have gone."""
 
 
 class TargetError(TensorPlayError):

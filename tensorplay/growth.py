@@ -4,52 +4,63 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from tensorplay._native import C
 from tensorplay.classes import derives
-from tensorplay.layers import Growth, Grown, Slope
+from tensorplay.layers import Grown, Growth, Slope
 from tensorplay.live import OWN_FILES
-from tensorplay.paths import PathNames
+from tensorplay.paths import PathNames, Root
 from tensorplay.selection import Config
+from tensorplay.walk import attributes
 
 import torch  # isort: skip
+from torch import nn  # isort: skip
 
-__all__ = ["NewStorage", "Row", "Storages", "Surge"]
+__all__ = ["NewStorage", "Placed", "Row", "Storages", "Surge", "growth_between", "nbytes_of", "rows_of"]
 
 _INDEX = re.compile(r"\[\d+\]")
 _MEMORY = ("impl", "storage")
+_OF_ALL_MODULES = frozenset(C.instance_dict(nn.Module()) or ())
+"""What every module has: tables of parameters, buffers, modules and hooks."""
+_T = TypeVar("_T")
 
 
 class Storages(NamedTuple):
-    """The storages of one moment, without a reference to any: pointer and bytes of each, by address.
+    """The storages of one moment, without a reference to any.
 
     An address, pointer and size that are all the same later are taken for the same storage: a new one that got the
     memory of one that went is not told from it. The sums are right all the same.
     """
 
-    known: dict[int, tuple[int, int]]
-    garbage_nbytes: int
-    """Bytes of those that wait for the collector."""
+    tally: memoryview
+    """Address, pointer, bytes, and whether it waits for the collector: four numbers each."""
 
     @classmethod
     def now(cls) -> Storages:
         """Tally them: one walk over the heap."""
-        numbers = C.tally_storages(OWN_FILES).tolist()
-        known = dict(zip(numbers[::4], zip(numbers[1::4], numbers[2::4], strict=True), strict=True))
-        garbage = sum(nbytes for nbytes, flag in zip(numbers[2::4], numbers[3::4], strict=True) if flag)
-        return cls(known, garbage)
+        return cls(C.find_storages(OWN_FILES)[0])
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self.tally) // 4
 
     @property
     def nbytes(self) -> int:
         """Their bytes."""
-        return sum(nbytes for _, nbytes in self.known.values())
+        return sum(self.tally[2::4])
+
+    @property
+    def keys(self) -> set[tuple[int, int, int]]:
+        """Address, pointer and bytes of each."""
+        return set(zip(self.tally[::4], self.tally[1::4], self.tally[2::4], strict=True))
 
     @property
     def held_nbytes(self) -> int:
         """Bytes of those that something holds."""
-        return self.nbytes - self.garbage_nbytes
+        return self.nbytes - sum(n for n, garbage in zip(self.tally[2::4], self.tally[3::4], strict=True) if garbage)
 
 
 class NewStorage(NamedTuple):
@@ -73,19 +84,93 @@ class NewStorage(NamedTuple):
         return next((found for found in objects if derives(type(found), torch.Tensor)), None)
 
 
+class Placed(NamedTuple):
+    """A new storage and the place that holds it, in words: refers to nothing."""
+
+    address: int
+    nbytes: int
+    device: str
+    state: str
+    path: str
+    place: int
+    """The entry that the path leads to."""
+    direct: bool
+    """Whether it is the storage of the tensor there, and not one that lives behind that."""
+    root: Root
+
+
 class Row(NamedTuple):
     """New storages that one place holds, or places that differ in an index alone."""
 
     path: str
     state: str
-    direct: list[NewStorage]
-    indirect: list[NewStorage]
-    places: set[int]
+    members: list[Placed]
 
     @property
-    def storages(self) -> list[NewStorage]:
-        """All of them."""
-        return [*self.direct, *self.indirect]
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return sum(member.nbytes for member in self.members)
+
+    @property
+    def direct(self) -> list[Placed]:
+        """Those of the tensors at the place itself."""
+        return [member for member in self.members if member.direct]
+
+    @property
+    def indirect(self) -> list[Placed]:
+        """Those that only live behind these tensors."""
+        return [member for member in self.members if not member.direct]
+
+    def model(self) -> Grown:
+        """Answer it as plain data."""
+        first = self.members[0]
+        return Grown(
+            path=self.path,
+            root=first.root.kind,
+            file=first.root.file,
+            line=first.root.line,
+            devices=tuple(sorted({member.device for member in self.members})),
+            storages=len(self.direct),
+            nbytes=nbytes_of(self.direct),
+            indirect_storages=len(self.indirect),
+            indirect_nbytes=nbytes_of(self.indirect),
+            places=len({member.place for member in self.members}),
+            cycle=self.path if self.state == "cycle" else None,
+        )
+
+
+def rows_of(placed: Iterable[Placed]) -> list[Row]:
+    """Answer storages by the places that hold them, those that pin most first."""
+    found: dict[tuple[str, str], list[Placed]] = {}
+    for member in placed:
+        found.setdefault((_INDEX.sub("[*]", member.path), member.state), []).append(member)
+    rows = [
+        Row(pattern if len({member.path for member in members}) > 1 else members[0].path, state, members)
+        for (pattern, state), members in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.nbytes, -nbytes_of(row.direct), row.path))
+
+
+def growth_between(before: Storages, after: Storages, placed: Sequence[Placed], slope: Slope | None = None) -> Growth:
+    """Answer what came, stayed and went, and who holds what came."""
+    new_nbytes = nbytes_of(placed)
+    return Growth(
+        nbytes_before=before.nbytes,
+        nbytes_after=after.nbytes,
+        storages_before=before.total,
+        storages_after=after.total,
+        new_storages=len(placed),
+        new_nbytes=new_nbytes,
+        gone_storages=before.total + len(placed) - after.total,
+        gone_nbytes=before.nbytes + new_nbytes - after.nbytes,
+        grown=tuple(row.model() for row in rows_of(placed)),
+        slope=slope,
+    )
+
+
+def nbytes_of(storages: Iterable[Placed] | Iterable[NewStorage]) -> int:
+    """Answer the bytes of some storages."""
+    return sum(storage.nbytes for storage in storages)
 
 
 class Surge:
@@ -94,25 +179,17 @@ class Surge:
     Refers to objects: made for one call, and dropped with it.
     """
 
-    def __init__(self, before: Storages, config: Config, steps: Sequence[int] = ()) -> None:
-        self._entries, found = C.find_storages(OWN_FILES)
+    def __init__(self, before: Storages, config: Config, slope: Slope | None = None) -> None:
+        tally, self._entries, found = C.find_storages(OWN_FILES, before.tally)
         self.before = before
+        self.after = Storages(tally)
         self.config = config
-        self.steps = steps
+        self.slope = slope
         self.names = PathNames(self._entries)
-        self.new: list[NewStorage] = []
-        left = dict(before.known)
-        self._storages = self._nbytes = 0
-        for address, nbytes, pointer, device, entry, state, cycle in found:
-            nbytes = nbytes or 0
-            self._storages += 1
-            self._nbytes += nbytes
-            if before.known.get(address) == (pointer or 0, nbytes):
-                left.pop(address, None)
-            else:
-                around, way = ((), ()) if cycle is None else cycle
-                self.new.append(NewStorage(address, nbytes, device, entry, state, around, way))
-        self._gone = [nbytes for _, nbytes in left.values()]
+        self.new = [
+            NewStorage(address, nbytes, device, entry, state, *(((), ()) if cycle is None else cycle))
+            for address, nbytes, device, entry, state, cycle in found
+        ]
 
     @property
     def entries(self) -> Sequence[Any]:
@@ -126,76 +203,71 @@ class Surge:
             way.append(self._entries[way[-1]][5])
         return way[::-1]
 
-    def counts(self, storages: Iterable[NewStorage]) -> bool:
+    def inherited(self, start: Callable[[int], _T | None]) -> list[_T | None]:
+        """Answer for each entry what start() says of the first one on the way to it of which it says something."""
+        found: list[_T | None] = []
+        for number, entry in enumerate(self._entries):
+            outer = found[entry[5]] if entry[5] >= 0 else None
+            found.append(start(number) if outer is None else outer)
+        return found
+
+    def counts(self, storages: Iterable[Placed] | Iterable[NewStorage]) -> bool:
         """Tell whether the bytes of some storages are worth a word, by the configuration."""
-        return sum(storage.nbytes for storage in storages) >= self.config.pinned_nbytes
+        return nbytes_of(storages) >= self.config.pinned_nbytes
 
     @functools.cached_property
     def _above(self) -> list[int | None]:
         """Of each entry, the first new tensor on the way to it, which may be itself."""
         new = {storage.entry for storage in self.new}
-        above: list[int | None] = []
-        for number, entry in enumerate(self._entries):
-            outer = above[entry[5]] if entry[5] >= 0 else None
-            above.append(outer if outer is not None else number if number in new else None)
-        return above
+        return self.inherited(lambda number: number if number in new else None)
+
+    def attributes_of_modules(self) -> list[tuple[int, str] | None]:
+        """Answer for each entry the module and its plain attribute that lead to it, or None."""
+        found: list[tuple[int, str] | None] = []
+        for _, obj, _, _, how, parent in self._entries:
+            outer = found[parent] if parent >= 0 else None
+            if derives(type(obj), nn.Module):
+                outer = None
+            elif parent >= 0 and how is not None:
+                outer = self._attribute(parent, obj, how) or outer
+            found.append(outer)
+        return found
+
+    def _attribute(self, parent: int, obj: Any, how: Any) -> tuple[int, str] | None:
+        holder = self.names.object(parent)
+        name: Any = None
+        if type(holder) is dict and how[0] == "key":
+            outer = self._entries[parent][5]
+            module = self.names.object(outer) if outer >= 0 else None
+            if derives(type(module), nn.Module) and C.instance_dict(module) is holder:
+                parent, name = outer, how[1]
+        elif derives(type(holder), nn.Module):  # CPython may keep attributes without a dictionary
+            name = next((name for name, value in attributes(holder).items() if value is obj), None)
+        return None if name is None or name in _OF_ALL_MODULES else (parent, name)
 
     @functools.cached_property
-    def rows(self) -> list[Row]:
-        """The new storages by who holds them, those that pin most first."""
-        found: dict[tuple[str, str], Row] = {}
+    def placed(self) -> list[Placed]:
+        """The new storages with the places that hold them, in the order of ``new``."""
+        found = []
         for storage in self.new:
             if storage.state == "cycle":
                 place, path = storage.entry, self.names.cycle(storage.around)
-                is_direct = all(self.names.kind(end) in _MEMORY for _, _, end in storage.way)
+                direct = all(self.names.kind(end) in _MEMORY for _, _, end in storage.way)
             else:
                 above = self._above[storage.entry]
                 place = storage.entry if above is None else above
                 path = self.names.text(place)
-                is_direct = place == storage.entry
-            pattern = _INDEX.sub("[*]", path)
-            row = found.setdefault((pattern, storage.state), Row(path, storage.state, [], [], set()))
-            (row.direct if is_direct else row.indirect).append(storage)
-            row.places.add(place)
-            if path != row.path:
-                found[pattern, storage.state] = row._replace(path=pattern)
-        return sorted(found.values(), key=lambda row: (-_sum(row.storages), -_sum(row.direct), row.path))
-
-    def growth(self, slope: Slope | None) -> Growth:
-        """Answer it as plain data."""
-        return Growth(
-            nbytes_before=self.before.nbytes,
-            nbytes_after=self._nbytes,
-            storages_before=len(self.before.known),
-            storages_after=self._storages,
-            new_storages=len(self.new),
-            new_nbytes=_sum(self.new),
-            gone_storages=len(self._gone),
-            gone_nbytes=sum(self._gone),
-            grown=tuple(self._grown()),
-            slope=slope,
-        )
-
-    def _grown(self) -> Iterator[Grown]:
-        for row in self.rows:
-            first = min(row.places)
-            root = self.names.root(first)
-            how = self._entries[first][4]
-            yield Grown(
-                path=row.path,
-                how=str(how[1]) if how is not None and how[0] == "owns" else "value",
-                root="cycle" if row.state == "cycle" else root.kind,
-                file=root.file,
-                line=root.line,
-                devices=tuple(sorted({storage.device for storage in row.storages})),
-                storages=len(row.direct),
-                nbytes=_sum(row.direct),
-                indirect_storages=len(row.indirect),
-                indirect_nbytes=_sum(row.indirect),
-                places=len(row.places),
-                cycle=row.path if row.state == "cycle" else None,
+                direct = place == storage.entry
+            root = self.names.root(place)
+            found.append(
+                Placed(storage.address, storage.nbytes, storage.device, storage.state, path, place, direct, root)
             )
+        return found
 
+    def rows(self, state: str) -> list[Row]:
+        """Answer the new storages of one state by the places that hold them, those that pin most first."""
+        return rows_of(member for member in self.placed if member.state == state)
 
-def _sum(storages: Iterable[NewStorage]) -> int:
-    return sum(storage.nbytes for storage in storages)
+    def growth(self) -> Growth:
+        """Answer it as plain data."""
+        return growth_between(self.before, self.after, self.placed, self.slope)

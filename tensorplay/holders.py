@@ -40,7 +40,7 @@ class HoldersReport(Report):
 
     @property
     def state(self) -> str:
-        """Whether a root leads to it: reached, cycle (garbage not collected yet), unknown (C or C++ code alone), probe."""
+        """Whether a root leads to it: reached, cycle (garbage), unknown (C or C++ alone), probe (this call)."""
         return self.document.held[0].state
 
     @property

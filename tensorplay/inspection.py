@@ -125,7 +125,7 @@ def inspect(
             named.append((ROOTS[1], label))
         elif label is not None and title is None:
             raise TypeError(f"inspect() takes a title (str) or a torch.Tensor after x, got {class_name(type(label))}")
-        reads, _, beside, _, _ = _read_all(named, max_tensors, grads=False, lenders=False, root_refs=CALL_REFS + 1)
+        reads, _, beside, *_ = _read_all(named, max_tensors, grads=False, lenders=False, root_refs=CALL_REFS + 1)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
     paths = [] if title is None else [read.name for read in reads]
@@ -204,7 +204,7 @@ def check_at(
         named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
     found = _read_all(named, max_tensors, grads=grads, lenders=True, root_refs=root_refs)
     reads, lent, beside = found.reads, found.arrays, found.beside
-    scene = Scene(reads, lent, found.repeated_modules, found.modules)
+    scene = Scene(reads, lent, found.repeated_modules, found.modules, found.errors)
     findings = [*_explain(_suspects(reads)), *_explain_scene(scene, scene_rules())]
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
     beside["unread"] += tuple(scene.unread)
@@ -256,7 +256,7 @@ def check_groups(
             cut = Truncated(max_tensors=max_tensors)
             sizes.append(0)
             continue
-        found, _, beside, _, _ = _read_all(
+        found, _, beside, *_ = _read_all(
             list(group.items()), max_tensors - len(reads), grads=False, lenders=False, root_refs=1
         )
         reads += found
@@ -406,6 +406,7 @@ class _Reads(NamedTuple):
     beside: dict[str, Any]
     repeated_modules: list[list[str]]
     modules: dict[str, int]
+    errors: list[tuple[str, BaseException]]
 
 
 def _read_all(
@@ -425,7 +426,8 @@ def _read_all(
         for place in (found.arrays if lenders else ())
     ]
     cut = Truncated(max_tensors=max_tensors) if found.cut else None
-    return _Reads(reads, arrays, {"truncated": cut, "unread": tuple(found.unread)}, found.repeated, found.modules)
+    beside = {"truncated": cut, "unread": tuple(found.unread)}
+    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors)
 
 
 def report_of(

@@ -621,6 +621,9 @@ class SharedRange(msgspec.Struct, frozen=True, kw_only=True):
     """Who lies over it."""
 
 
+RootKind = Literal["module", "frame", "thread", "cycle", "unknown", "probe"]
+
+
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """One that keeps a tensor alive, or several that have one name."""
 
@@ -630,7 +633,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """reference, base, saved self, grad, variable, storage, ...: PyTorch's own names where C++ holds it."""
     path: str
     """How a program would name it, from a module, a variable of a frame, or a cycle on."""
-    root: Literal["module", "frame", "thread", "cycle", "unknown", "probe"]
+    root: RootKind
     """Where the path begins; unknown: C or C++ code that nobody can name; probe: the call that asks."""
     file: str | None = None
     """The frame's, where it begins at one."""
@@ -688,9 +691,7 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     """How a program would name the place; several places that differ in an index alone are one: ``log[*]``."""
-    how: str
-    """How the place holds the first of them: value, or as C++ calls it (saved self)."""
-    root: Literal["module", "frame", "thread", "cycle", "unknown", "probe"]
+    root: RootKind
     """Where the path begins."""
     file: str | None
     """The frame's, where it begins at one."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tensorplay._native import C
 from tensorplay.arrays import is_array_class
 from tensorplay.classes import class_name, derives, namespace
+from tensorplay.layers import RootKind
 from tensorplay.walk import attributes, key_text
 from tensorplay.words import visible
 
@@ -35,11 +36,14 @@ _PASSED = frozenset({"Context", "hamt", "hamt_bitmap_node", "hamt_array_node", "
 _SAID = {"grad": ".grad", "base": "._base", "grad_fn": ".grad_fn"}
 
 
+_ROOTS: dict[str, RootKind] = {"modules": "module", "thread": "thread", "unknown": "unknown"}
+
+
 class Root(NamedTuple):
     """Where a path begins."""
 
-    kind: str
-    """module, frame, thread, probe, unknown (C or C++ code) or cycle."""
+    kind: RootKind
+    """Unknown is C or C++ code."""
     file: str | None = None
     line: int | None = None
     function: str | None = None
@@ -127,7 +131,7 @@ def _root(entry: Any) -> Root:
     if kind in ("frame", "own"):
         file, function, line, _ = name
         return Root("probe" if kind == "own" else "frame", file, line or None, function)
-    return Root({"modules": "module", "thread": "thread", "unknown": "unknown"}.get(kind, "cycle"))
+    return Root(_ROOTS.get(kind, "cycle"))
 
 
 def _begin(entry: Any, root: Root) -> _Place:

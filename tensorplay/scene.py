@@ -132,6 +132,7 @@ class Scene:
         arrays: Sequence[Lent] = (),
         repeated_modules: Sequence[Sequence[str]] = (),
         modules: dict[str, int] | None = None,
+        errors: Sequence[tuple[str, BaseException]] = (),
     ) -> None:
         self.reads = reads
         self.arrays = arrays
@@ -139,6 +140,8 @@ class Scene:
         """The paths of each module that has several."""
         self.modules = {} if modules is None else modules
         """Number of the module at each path that leads to one."""
+        self.errors = errors
+        """The exceptions among the objects, with their paths."""
         self.unread: list[Unread] = []
         self._mappings: dict[tuple[int, int], list[Mapping]] | None = None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import os
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from tensorplay.arrays import is_array_class
 from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import Unread
 
-__all__ = ["Found", "Place", "attributes", "find_tensors", "is_parameter", "key_text"]
+__all__ = ["Found", "Place", "attributes", "find_tensors", "is_parameter", "key_text", "tracebacks_of"]
 
 _Child = tuple[str, Any]
 _LONGEST_KEY = 120
@@ -86,6 +87,8 @@ class Found(NamedTuple):
     """The paths of each module that has several."""
     modules: dict[str, int]
     """Number of the module at each path that leads to one."""
+    errors: list[tuple[str, BaseException]]
+    """The exceptions, with their paths."""
 
 
 def find_tensors(
@@ -104,6 +107,7 @@ def find_tensors(
     places: list[Place] = []
     arrays: list[Place] = []
     unread: list[Unread] = []
+    errors: list[tuple[str, BaseException]] = []
     known: dict[int, Place] = {}
     # Of each module, its paths, and whether one leads there through plain objects.
     modules: dict[int, list[tuple[str, bool]]] = {}
@@ -115,7 +119,7 @@ def find_tensors(
     def answer(cut: bool) -> Found:
         numbers = {path: number for number, paths in enumerate(modules.values()) for path, _ in paths}
         repeated = [names for paths in modules.values() if not cut and len(names := _module_names(paths)) > 1]
-        return Found(places, arrays, unread, cut, repeated, numbers)
+        return Found(places, arrays, unread, cut, repeated, numbers, errors)
 
     while stack:
         outer, children, may_open = stack[-1]
@@ -162,6 +166,8 @@ def find_tensors(
             unread.append(Unread(name=path, reason=plan.sealed))
             continue
         path = _shortened(path)
+        if plan.read is _of_error:
+            errors.append((path, obj))
         if plan.read is not None:
             opened[id(obj)] = (obj, may_open)
             stack.append((path, plan.read(path, obj, known), may_open))
@@ -285,6 +291,31 @@ def _attribute(path: str, name: object) -> str:
 
 def _of_attributes(path: str, obj: Any, _: dict[int, Place]) -> Iterator[_Child]:
     return _attribute_children(path, obj)
+
+
+_ERROR = {name: namespace(BaseException)[name] for name in ("args", "__traceback__", "__context__", "__cause__")}
+
+
+def tracebacks_of(error: BaseException) -> list[types.TracebackType]:
+    """Answer the traceback of an exception and those behind it."""
+    found = []
+    traceback = _ERROR["__traceback__"].__get__(error)
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return found
+
+
+def _of_error(path: str, error: Any, _: dict[int, Place]) -> Iterator[_Child]:
+    """Open an exception: what it was made with, its attributes, the variables of frames that ended, its causes."""
+    for name in ("args", "__context__", "__cause__"):
+        yield f"{path}.{name}", _ERROR[name].__get__(error)
+    yield from _attribute_children(path, error)
+    for traceback in tracebacks_of(error):
+        frame = C.frame_object_locals(traceback.tb_frame)
+        for name, value in () if frame is None else frame[3]:
+            where = f"{os.path.basename(traceback.tb_frame.f_code.co_filename)}:{traceback.tb_lineno}"
+            yield f"{path} → {name} in {traceback.tb_frame.f_code.co_name} ({where})", value
 
 
 def _of_module(path: str, module: Any, _: dict[int, Place]) -> Iterator[_Child]:
@@ -434,6 +465,7 @@ _CONTAINERS: tuple[tuple[type, Callable[[str, Any, dict[int, Place]], Iterator[_
     (torch.optim.Optimizer, _of_optimizer),
     (torch._C.ScriptModule, _of_script),
     (torch.nn.Module, _of_module),
+    (BaseException, _of_error),
     (dict, _of_dict),
     (list, _sequence(list.copy)),
     (tuple, _sequence(tuple.__iter__)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "place_pattern",
     "plural",
     "shape_text",
+    "some_of",
     "visible",
 ]
 
@@ -69,6 +71,12 @@ def plural(count: int, noun: str) -> str:
 def listed(words: list[str]) -> str:
     """Answer words as a sentence lists them: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def some_of(names: Sequence[str], most: int = 4) -> str:
+    """Answer the first few names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def shape_text(shape: tuple[int | str, ...] | None) -> str:

@@ -342,17 +342,14 @@ PyObject* find_owners(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// Goes up from a storage to its tensor, and that tensor's Python object.
+// Goes up from a storage to its tensor, and to that tensor's Python object.
 Vertex holder_of(const HeapGraph& graph, Vertex storage) {
-  Vertex held = storage;
-  for (Vertex above = graph.parent(held); above != kNoVertex; above = graph.parent(held)) {
-    const VertexKind kind = graph.kind(above);
-    const bool is_tensor = kind == VertexKind::kTensor || kind == VertexKind::kStorage;
-    const bool is_object = kind == VertexKind::kObject && graph.kind(held) != VertexKind::kObject;
-    if (!is_tensor && !is_object) break;
-    held = above;
-  }
-  return held;
+  const Vertex tensor = graph.parent(storage);
+  if (tensor == kNoVertex || graph.kind(tensor) != VertexKind::kTensor) return storage;
+  const Vertex object = graph.parent(tensor);
+  if (object == kNoVertex || graph.kind(object) != VertexKind::kObject) return tensor;
+  const auto& impl = *static_cast<const c10::TensorImpl*>(graph.object(tensor));
+  return graph.object(object) == impl.pyobj_slot()->load_pyobj() ? object : tensor;
 }
 
 // A storage as it is tallied: four numbers of an array.
@@ -444,7 +441,8 @@ PyMethodDef functions[] = {
     {"find_owners", fast_call(find_owners), METH_FASTCALL,
      "find_owners(kind, addresses, /)\n--\n\nAnswer who owns some impls or storages: of each the count and "
      "what "
-     "each owner is to it, its Python object (\"object\"), another one (\"holder\"), or as C++ calls it (\"saved "
+     "each owner is to it, its Python object (\"object\"), another one (\"holder\"), or as C++ calls it "
+     "(\"saved "
      "self\")."},
     {"find_storages", fast_call(find_storages), METH_FASTCALL,
      "find_storages(own, known=None, /)\n--\n\nAnswer a tally of every storage, four numbers each: address, "

@@ -20,6 +20,7 @@ from tensorplay.layers import (
 )
 from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows, checkpoint, totals
+from tensorplay.render.growth import growth, growth_summary
 from tensorplay.render.holders import holders, holders_summary
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
@@ -41,7 +42,7 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing", "holders")
+_PARTS = ("comparison", "chains", "sharing", "holders", "growth")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -235,7 +236,11 @@ class _Writer:
                 ChainPart(chain_title(chain), chain_table(chain), tuple(chain_notes(chain)))
                 for chain in document.chains
             ),
-            sharing=(*(self.sharing() if document.focus == "sharing" else ()), *holders(document.held)),
+            sharing=(
+                *(self.sharing() if document.focus == "sharing" else ()),
+                *holders(document.held),
+                *(() if document.growth is None else growth(document.growth)),
+            ),
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
             diagnoses=tuple(
@@ -608,14 +613,18 @@ class _Writer:
         if document.focus == "holders":
             yield from holders_summary(document.held)
             return
-        yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
+        if document.growth is not None:
+            yield from growth_summary(document.growth)
+            yield Phrase(": ")
+        else:
+            yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
         found = [Phrase(f"{count} {severity}", severity) for severity, count in counts if count]
         for number, phrase in enumerate(found):
             if number:
                 yield Phrase(", ")
             yield phrase
-        if not found and not document.records and not document.arrays:
+        if not found and not document.records and not document.arrays and document.growth is None:
             yield Phrase("nothing was checked", "attention")
         elif not found:
             yield Phrase("no findings", "good")

@@ -16,6 +16,7 @@ from tensorplay.errors import UnknownCode
 from tensorplay.layers import Finding, Severity, TensorRecord, Where
 
 if TYPE_CHECKING:
+    from tensorplay.growth import Surge
     from tensorplay.scene import Scene
 
 if sys.version_info >= (3, 11):
@@ -25,11 +26,13 @@ else:
 
 __all__ = [
     "CodeEntry",
+    "LeakRule",
     "Rule",
     "SceneRule",
     "all_codes",
     "check_selectors",
     "code_entry",
+    "leak_rules",
     "load_rule",
     "record_rules",
     "scene_rules",
@@ -102,6 +105,17 @@ class SceneRule(_Coded):
         raise NotImplementedError
 
 
+class LeakRule(_Coded):
+    """A rule over the storages that came between two moments and are still there.
+
+    leak_check() asks it. The docstring is the rule's page, as for Rule.
+    """
+
+    def leaked(self, surge: Surge) -> Iterator[Finding]:
+        """Explain what keeps them, one finding a cause."""
+        raise NotImplementedError
+
+
 @functools.cache
 def _table() -> dict[str, CodeEntry]:
     text = resources.files("tensorplay.rules").joinpath("codes.toml").read_text(encoding="utf-8")
@@ -126,10 +140,10 @@ def code_entry(code: str) -> CodeEntry:
 
 
 @functools.cache
-def load_rule(code: str) -> Rule | SceneRule:
+def load_rule(code: str) -> Rule | SceneRule | LeakRule:
     """Import a code's rule."""
     module, _, name = code_entry(code).rule.partition(":")
-    rule = cast("type[Rule] | type[SceneRule]", getattr(importlib.import_module(module), name))
+    rule = cast("type[Rule] | type[SceneRule] | type[LeakRule]", getattr(importlib.import_module(module), name))
     if rule.code != code:
         raise RuntimeError(f"codes.toml names {rule.__qualname__} for {code}, the rule says {rule.code}")
     return rule()
@@ -145,6 +159,12 @@ def record_rules() -> tuple[Rule, ...]:
 def scene_rules() -> tuple[SceneRule, ...]:
     """Answer the rules that check() runs beside them."""
     return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), SceneRule))
+
+
+@functools.cache
+def leak_rules() -> tuple[LeakRule, ...]:
+    """Answer the rules that leak_check() runs."""
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), LeakRule))
 
 
 _PAGES = "docs/reference/rules in the TensorPlay checkout"

@@ -1,0 +1,597 @@
+"""TP302, TP306 to TP309: what keeps memory alive that should have gone."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tensorplay._native import C
+from tensorplay.classes import class_name, derives, mro, namespace
+from tensorplay.growth import NewStorage, Surge, nbytes_of
+from tensorplay.layers import Finding
+from tensorplay.live import OWN_FILES
+from tensorplay.rules.registry import LeakRule, SceneRule
+from tensorplay.scene import Scene
+from tensorplay.walk import find_tensors, tracebacks_of
+from tensorplay.words import bytes_text, plural, some_of
+
+import torch  # isort: skip
+from torch import nn  # isort: skip
+
+__all__ = ["CppHolders", "ErrorHoldsFrames", "GrowsEachStep", "HeldByCycle", "ModulesHoldActivations"]
+
+_READ = "read: tp_traverse of every type, c10/core/StorageImpl.h size_bytes_, torch/csrc/autograd/variable.h"
+
+
+class CppHolders(LeakRule):
+    """New memory is held by C or C++ code alone: no Python path and no graph leads to it.
+
+    ## What it checks
+
+    The storages that came between two moments and whose tensors still have their Python objects, while no module
+    global, frame, thread, container, graph or cycle leads to them. 16 KiB count (`pinned-nbytes`).
+
+    ## Why it matters
+
+    Nothing in Python can free it: an extension, a serving runtime, a future or a queue in C++ holds a reference, by
+    intent or because a `Py_DECREF` or a destructor is missing.
+
+    ## Known limits
+
+    A storage whose tensor has no Python object, and that no such tensor leads to, is not seen at all. Memory that other
+    code than PyTorch's allocated is no storage. Objects of C types that hide what they hold from the garbage collector
+    count as C code.
+
+    ## Example
+
+    ```python
+    future = torch.futures.Future()
+    with tp.leak_check():
+        future.set_result(torch.ones(100_000))
+    ```
+
+    ## Use instead
+
+    ```python
+    with tp.leak_check():
+        future = torch.futures.Future()
+        future.set_result(torch.ones(100_000))
+        del future
+    ```
+
+    ## Fix safety
+
+    None is offered: it lies in the code that holds it. `who_holds()` counts its references.
+
+    ## Sources
+
+    c10/util/intrusive_ptr.h, torch/csrc/autograd/python_variable.cpp, torch 2.13 and 2.14.
+    """
+
+    code = "TP302"
+
+    def leaked(self, surge: Surge) -> Iterator[Finding]:
+        """Explain one finding for all of it."""
+        rows = surge.rows("unknown")
+        members = [member for row in rows for member in row.members]
+        if not members or not surge.counts(members):
+            return
+        yield self.finding(
+            rows[0].path,
+            headline="C or C++ code alone holds new memory",
+            subject=f"{plural(len(members), 'storage')}, {bytes_text(nbytes_of(members))}",
+            evidence={"bytes": nbytes_of(members), "storages": len(members), "held": [row.path for row in rows]},
+            why="no Python path leads to it, so that nothing in Python can free it",
+            fix="look where an extension, a future or a queue keeps a tensor, or a reference count is not lowered",
+            source=_READ,
+        )
+
+
+class HeldByCycle(LeakRule):
+    """New memory hangs on a cycle of references: it goes when the garbage collector runs, not when the last name goes.
+
+    ## What it checks
+
+    The storages that came between two moments, that no root leads to, and that are not gone, because objects refer to
+    each other in a circle. The steps of a shortest one are printed. 16 KiB count (`pinned-nbytes`). `bytes` are those
+    of tensors on the circle itself, `indirect_bytes` those that hang on it, `parameter_bytes` those of parameters.
+
+    ## Why it matters
+
+    The garbage collector counts objects, not bytes: gigabytes may hang on a few hundred objects, and it may not run for
+    many steps. On a GPU that shows as memory that rises and falls in a saw, or as an out-of-memory error.
+
+    ## Known limits
+
+    What the collector took before the check ended is not seen; `gc.disable()` around the check shows all. A cycle
+    through C++ objects that hide what they hold shows as TP302.
+
+    ## Example
+
+    ```python
+    class Exp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.y = x.exp()
+            return ctx.y
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.y
+
+    with tp.leak_check():
+        y = Exp.apply(torch.zeros(100_000, requires_grad=True))
+        del y
+    ```
+
+    ## Use instead
+
+    ```python
+    class Exp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.exp()
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0]
+
+    with tp.leak_check():
+        y = Exp.apply(torch.zeros(100_000, requires_grad=True))
+        del y
+    ```
+
+    ## Fix safety
+
+    `save_for_backward()` also notices writes in place. A weak reference in place of one step of the circle breaks it;
+    whoever uses it must have another reference. `gc.collect()` frees it, at the cost of looking at all objects.
+
+    ## Sources
+
+    Include/internal/pycore_gc.h of CPython; torch/csrc/autograd/python_function.h, torch 2.13 and 2.14.
+    """
+
+    code = "TP306"
+
+    def leaked(self, surge: Surge) -> Iterator[Finding]:
+        """Explain one finding a cycle; those of equal steps are one."""
+        storages = {storage.address: storage for storage in surge.new}
+        for row in surge.rows("cycle"):
+            if not surge.counts(row.members):
+                continue
+            around = [storages[member.address].around for member in row.members]
+            parameters = [
+                member
+                for member in row.members
+                if derives(type(storages[member.address].tensor(surge.names)), nn.Parameter)
+            ]
+            cycles = len({steps[0][0] for steps in around if steps})
+            more = f" on {cycles} such cycles" if cycles > 1 else ""
+            yield self.finding(
+                row.path,
+                headline="memory hangs on a reference cycle until the garbage collector runs",
+                subject=f"{plural(len(row.members), 'storage')}, {bytes_text(row.nbytes)}{more}: {row.path}",
+                evidence={
+                    "bytes": nbytes_of(row.direct),
+                    "indirect_bytes": nbytes_of(row.indirect),
+                    "parameter_bytes": nbytes_of(parameters),
+                    "storages": len(row.members),
+                    "cycles": cycles,
+                    "cycle": row.path,
+                },
+                why="the collector counts objects, not bytes, and may not run for a long time",
+                fix=_way_out(surge, around[0]),
+                source=f"{_READ}; no root leads to it",
+            )
+
+
+def _way_out(surge: Surge, around: Sequence[Any]) -> str:
+    """Say how to break a cycle, by what is on it."""
+    objects = [surge.names.object(begin) for begin, _, _ in around]
+    if any(derives(type(obj), torch.autograd.function.FunctionCtx) for obj in objects):
+        return "ctx.save_for_backward() in place of an attribute of ctx"
+    if "_hooks" in surge.names.cycle(around):
+        return "let the hook refer to the module weakly, as by weakref.proxy(self), or remove() it"
+    return "a weak reference for one of these steps, or gc.collect() where they are dropped"
+
+
+class GrowsEachStep(LeakRule):
+    """Each step leaves memory behind.
+
+    ## What it checks
+
+    The bytes of all storages that something holds, after each step that was marked: the median of the slopes between
+    every two steps, with the interval that holds it with 99 % confidence. It fires where that lies above zero. Garbage
+    that waits for the collector is not counted (TP306).
+
+    ## Why it matters
+
+    What grows each step ends as an out-of-memory error, hours later and at a place that has nothing to do with it. The
+    finding names who holds what came.
+
+    ## Known limits
+
+    Six steps at least. A single jump, as by a cache or the optimizer's first step, is no growth; a cache that fills for
+    as long as the check runs is. A leak of one in two steps needs more steps to be sure.
+
+    ## Example
+
+    ```python
+    losses = []
+
+    def step():
+        x = torch.ones(10_000, requires_grad=True)
+        losses.append((x * x).sum())
+
+    tp.leak_check(step, steps=8)
+    ```
+
+    ## Use instead
+
+    ```python
+    losses = []
+
+    def step():
+        x = torch.ones(10_000, requires_grad=True)
+        losses.append((x * x).sum().item())
+
+    tp.leak_check(step, steps=8)
+    ```
+
+    ## Fix safety
+
+    `item()` and `detach()` let go of the graph: they fit what is only shown or averaged, not what backward is called
+    on.
+
+    ## Sources
+
+    Theil–Sen slope, Mann–Kendall test; c10/core/StorageImpl.h (`size_bytes_`), torch 2.13 and 2.14.
+    """
+
+    code = "TP307"
+
+    def leaked(self, surge: Surge) -> Iterator[Finding]:
+        """Explain the one finding."""
+        slope = surge.slope
+        if slope is None or slope.low <= 0:
+            return
+        steps = len(slope.nbytes)
+        rows = surge.rows("reached")
+        rows = [row for row in rows if len(row.members) >= steps] or rows
+        pinned = bool(rows) and nbytes_of(rows[0].indirect) > nbytes_of(rows[0].direct)
+        yield self.finding(
+            rows[0].path if rows else "memory",
+            headline=f"each step leaves {bytes_text(round(slope.nbytes_per_step))} behind",
+            subject=f"{bytes_text(round(slope.low))} to {bytes_text(round(slope.high))} a step with "
+            f"{slope.confidence:.0%} confidence, over {plural(steps, 'step')}"
+            + (f"; held by {some_of([row.path for row in rows])}" if rows else ""),
+            evidence={
+                "bytes_per_step": slope.nbytes_per_step,
+                "low": slope.low,
+                "high": slope.high,
+                "confidence": slope.confidence,
+                "p_value": slope.p_value,
+                "steps": steps,
+                "held": [{"path": row.path, "storages": len(row.members), "bytes": row.nbytes} for row in rows],
+            },
+            why="it goes on until memory is full",
+            fix="keep .item() or .detach() there: with a tensor its graph is kept"
+            if pinned
+            else "drop what is kept there after use, or bound it",
+            source=f"computed: Theil-Sen slope of the bytes of all storages that something holds; {_READ}",
+        )
+
+
+class _Frame(NamedTuple):
+    """A local variable of a frame that ended, and what hangs on it."""
+
+    variable: str
+    """``function.name``."""
+    storages: list[tuple[int, int]]
+    """Address and bytes of each."""
+
+
+class ErrorHoldsFrames(SceneRule, LeakRule):
+    """A kept exception holds the frames it passed through, and these their tensors.
+
+    ## What it checks
+
+    Exceptions among the objects, or that hold what came between two moments: the local variables of the frames in their
+    tracebacks that have ended, and the tensors that hang on these. It counts a storage where nothing else leads to it:
+    the heap is walked without the traceback. 16 KiB count (`pinned-nbytes`).
+
+    ## Why it matters
+
+    After a caught out-of-memory error the memory is not free, and the retry with a smaller batch fails too: the
+    exception is still in a variable, a log or `sys.last_exc`.
+
+    ## Known limits
+
+    Variables of frames that still run are not counted: they have them anyway.
+
+    ## Example
+
+    ```python
+    def step():
+        batch = torch.ones(10_000)
+        raise RuntimeError("out of memory")
+
+    errors = []
+    try:
+        step()
+    except RuntimeError as error:
+        errors.append(error)
+    tp.check(errors)
+    ```
+
+    ## Use instead
+
+    ```python
+    def step():
+        batch = torch.ones(10_000)
+        raise RuntimeError("out of memory")
+
+    errors = []
+    try:
+        step()
+    except RuntimeError as error:
+        errors.append(str(error))
+    tp.check(errors)
+    ```
+
+    ## Fix safety
+
+    The text of the error stays. `traceback.clear_frames()` keeps the exception with its traceback, and empties the
+    variables of its frames: a debugger shows none of them then.
+
+    ## Sources
+
+    Objects/frameobject.c and Python/traceback.c of CPython 3.10 to 3.13.
+    """
+
+    code = "TP308"
+
+    def findings(self, scene: Scene) -> Iterator[Finding]:
+        """Explain one finding an exception handed in."""
+        for name, error in scene.errors:
+            tracebacks = tracebacks_of(error)
+            frames = [frame for traceback in tracebacks for frame in _variables(traceback.tb_frame)]
+            yield from self._of(name, error, tracebacks, frames, scene.config.pinned_nbytes)
+
+    def leaked(self, surge: Surge) -> Iterator[Finding]:
+        """Explain one finding for each exception that a new storage hangs on."""
+        behind: dict[int, dict[int, _Frame]] = {}
+        for storage in surge.new:
+            way = [] if storage.state == "cycle" else surge.way_to(storage.entry)
+            objects = [surge.names.object(entry) for entry in way]
+            if not any(type(obj) is types.TracebackType for obj in objects):
+                continue
+            error = next((n for n, obj in enumerate(objects) if derives(type(obj), BaseException)), None)
+            frame = next((n for n, obj in enumerate(objects) if type(obj) is types.FrameType), None)
+            if error is None or frame is None or frame + 1 >= len(objects):
+                continue
+            name = _variable(objects[frame], objects[frame + 1])
+            frames = behind.setdefault(way[error], {})
+            frames.setdefault(way[frame + 1], _Frame(name, [])).storages.append((storage.address, storage.nbytes))
+        for entry, frames in behind.items():
+            error = surge.names.object(entry)
+            least = surge.config.pinned_nbytes
+            yield from self._of(surge.names.text(entry), error, tracebacks_of(error), list(frames.values()), least)
+
+    def _of(
+        self,
+        name: str,
+        error: BaseException,
+        tracebacks: Sequence[types.TracebackType],
+        frames: Sequence[_Frame],
+        least: int,
+    ) -> Iterator[Finding]:
+        storages = {address: nbytes for frame in frames for address, nbytes in frame.storages}
+        if sum(storages.values()) < least:
+            return
+        watched = [("storage", address) for address in storages]
+        _, answers, _, _ = C.find_holders(watched, OWN_FILES, [id(traceback) for traceback in tracebacks])
+        alone = {address for (_, address), answer in zip(watched, answers, strict=True) if answer[3] != "reached"}
+        nbytes = sum(storages[address] for address in alone)
+        variables = sorted({frame.variable for frame in frames if alone & {address for address, _ in frame.storages}})
+        if nbytes < least:
+            return
+        kind = class_name(type(error))
+        yield self.finding(
+            name,
+            headline="a kept exception holds the tensors of frames that ended",
+            subject=f"{kind} {name}: {bytes_text(nbytes)} through {some_of(variables)}",
+            evidence={
+                "bytes": nbytes,
+                "storages": len(alone),
+                "held_through": variables,
+                "log_type": kind,
+                "error": name,
+            },
+            why="its traceback refers to the frames it passed through, they to their variables; nothing else does",
+            fix="keep str(error) or traceback.format_exception(error); or traceback.clear_frames(error.__traceback__)",
+            source="read: tb_next, tb_frame, the frames' variables; walked: the heap without the traceback",
+        )
+
+
+def _variables(frame: types.FrameType) -> Iterator[_Frame]:
+    """Answer the variables of a frame that ended, with the storages that hang on each."""
+    answer = C.frame_object_locals(frame)
+    for name, value in () if answer is None else answer[3]:
+        places = find_tensors([(name, value)], most=_MOST_TENSORS, ask_pytree=False).places
+        records = [C.read(place.tensor, 0) for place in places if place.tensor is not None]
+        storages = {
+            record.storage.address: record.storage.nbytes
+            for record in records
+            if record.storage is not None and isinstance(record.storage.nbytes, int)
+        }
+        if storages:
+            yield _Frame(f"{frame.f_code.co_name}.{name}", list(storages.items()))
+
+
+def _variable(frame: types.FrameType, value: object) -> str:
+    answer = C.frame_object_locals(frame)
+    names = (name for name, held in (() if answer is None else answer[3]) if held is value)
+    return f"{frame.f_code.co_name}.{next(names, '?')}"
+
+
+_MOST_TENSORS = 10_000
+"""So many tensors below one variable are looked at."""
+
+
+class ModulesHoldActivations(LeakRule):
+    """Modules keep activations in plain attributes.
+
+    ## What it checks
+
+    Storages that came between two moments and that attributes of modules hold, outside parameters and buffers: those of
+    tensors with a graph behind them, and those in attributes that no method of the module's class names, so that
+    something from outside put them there. 16 KiB count (`pinned-nbytes`).
+
+    ## Why it matters
+
+    Hooks that save inputs or outputs on the modules are often removed, what they saved is not: it lives as long as the
+    model, and with a graph behind it all that was saved for backward.
+
+    ## Known limits
+
+    What a class keeps by its own code, without a graph, is taken for a cache that is meant: it shows as growth, without
+    a finding. Weights that `torch.nn.utils` computes from others (`weight_g`, `weight_orig`) are passed over.
+
+    ## Example
+
+    ```python
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
+
+    def keep(module, inputs, output):
+        module.output = output.detach()
+
+    with tp.leak_check():
+        hooks = [module.register_forward_hook(keep) for module in model]
+        model(torch.ones(32, 64))
+        for hook in hooks:
+            hook.remove()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
+
+    def keep(module, inputs, output):
+        module.output = output.detach()
+
+    with tp.leak_check():
+        hooks = [module.register_forward_hook(keep) for module in model]
+        model(torch.ones(32, 64))
+        for hook, module in zip(hooks, model):
+            hook.remove()
+            del module.output
+    ```
+
+    ## Fix safety
+
+    Deleting the attributes frees them, unless something else holds them.
+
+    ## Sources
+
+    torch/nn/modules/module.py (`_parameters`, `_buffers`, `_modules`), torch 2.13 and 2.14.
+    """
+
+    code = "TP309"
+
+    def leaked(self, surge: Surge) -> Iterator[Finding]:
+        """Explain one finding for all modules."""
+        steps = surge.attributes_of_modules()
+        held: dict[tuple[int, str], list[NewStorage]] = {}
+        for storage in surge.new:
+            step = steps[storage.entry]
+            if step is not None and storage.state == "reached":
+                held.setdefault(step, []).append(storage)
+        modules: dict[int, list[str]] = {}
+        for entry, name in held:
+            if _is_suspect(surge.names.object(entry), name):
+                modules.setdefault(entry, []).append(name)
+        storages = {
+            storage.address: storage
+            for entry, names in modules.items()
+            for name in names
+            for storage in held[entry, name]
+        }
+        if not surge.counts(storages.values()):
+            return
+        paths = {entry: surge.names.text(entry) for entry in modules}
+        attributes = sorted(_attributes(surge, modules, paths, set(storages)))
+        hooks = sum(_hooks_of(surge.names.object(entry)) for entry in modules)
+        yield self.finding(
+            attributes[0],
+            headline="modules keep activations in plain attributes",
+            subject=f"{plural(len(attributes), 'attribute')} outside parameters and buffers, on "
+            f"{plural(len(storages), 'storage')}, {bytes_text(nbytes_of(storages.values()))}: "
+            f"{some_of(attributes)}",
+            evidence={
+                "held_bytes": nbytes_of(storages.values()),
+                "distinct_storages": len(storages),
+                "tensor_attributes": attributes,
+                "modules": len(modules),
+                "hooks_left": hooks,
+            },
+            why="they live as long as the model"
+            + ("" if hooks else "; the hooks that may have saved them are removed"),
+            fix="delete the attributes where the hooks are removed, or keep what the hooks see outside the modules",
+            source=f"read: the modules' attributes, the code of their classes; {_READ}",
+        )
+
+
+def _hooks_of(module: Any) -> int:
+    instance = C.instance_dict(module) or {}
+    return sum(len(dict.get(instance, name) or ()) for name in ("_forward_hooks", "_forward_pre_hooks"))
+
+
+def _attributes(
+    surge: Surge, modules: dict[int, list[str]], paths: dict[int, str], addresses: set[int]
+) -> Iterator[str]:
+    """Name the attributes over some storages: also a second one over a storage that another module was met with."""
+    for entry, names in modules.items():
+        instance = C.instance_dict(surge.names.object(entry)) or {}
+        for name, value in list(dict.items(instance)):
+            if name not in names and not derives(type(value), torch.Tensor):
+                continue
+            places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
+            records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
+            if any(record.storage is not None and record.storage.address in addresses for record in records):
+                yield f"{paths[entry]}.{name}"
+
+
+def _is_suspect(module: Any, name: str) -> bool:
+    """Tell whether an attribute holds what a step computed: it has a graph, or was put there from outside."""
+    value = dict.get(C.instance_dict(module) or {}, name)
+    tables = [dict.get(C.instance_dict(module) or {}, table) or {} for table in ("_parameters", "_buffers")]
+    if any(key.startswith(f"{name}_") for table in tables for key in table):
+        return False  # torch.nn.utils computes it from these
+    if not _is_named_in(type(module), name):
+        return True
+    places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
+    records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
+    return any(record.impl.grad_fn is not None for record in records)
+
+
+def _is_named_in(cls: type, name: str) -> bool:
+    """Tell whether the code of a class, beside nn.Module's own, names an attribute."""
+    for base in mro(cls):
+        if base is nn.Module or base is object:
+            continue
+        for value in namespace(base).values():
+            function = value.__func__ if type(value) in (staticmethod, classmethod) else value
+            getter = namespace(property)["fget"].__get__(function) if type(function) is property else function
+            if type(getter) is types.FunctionType and _mentions(getter.__code__, name):
+                return True
+    return False
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    inner = (const for const in code.co_consts if type(const) is types.CodeType)
+    return name in code.co_names or name in code.co_consts or any(_mentions(one, name) for one in inner)
