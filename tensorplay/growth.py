@@ -251,7 +251,7 @@ class Surge:
         found = []
         for storage in self.new:
             if storage.state == "cycle":
-                place, path = storage.entry, self.names.cycle(storage.around)
+                place, path = storage.entry, self.names.cycle(storage.around) or "a cycle"
                 direct = all(self.names.kind(end) in _MEMORY for _, _, end in storage.way)
             else:
                 above = self._above[storage.entry]

@@ -33,6 +33,17 @@ _TABLES = frozenset({"_modules", "_parameters", "_buffers"})
 """Of a module: their entries are what the module calls its attributes."""
 _PASSED = frozenset({"Context", "hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 """Classes of what lies between a context and the values of its variables."""
+_PARTS_OF_OTHERS = (
+    types.FunctionType,
+    types.MethodType,
+    types.CellType,
+    types.FrameType,
+    list,
+    set,
+    tuple,
+    dict,
+)
+"""What tells the less of a cycle the later it comes here."""
 _SAID = {"grad": ".grad", "base": "._base", "grad_fn": ".grad_fn"}
 
 
@@ -94,18 +105,23 @@ class PathNames:
         return _bounded(_step(self._place(number), (kind, obj, None, None, how, number)).text)
 
     def cycle(self, references: Sequence[Any]) -> str:
-        """Name the steps of a cycle, which begins and ends at one object."""
-        words = []
-        for begin, how, end in references:
-            entry = self._entries[begin]
-            step = _step(_Place("", entry[0], entry[1]), (*self._entries[end][:4], how, begin))
-            if entry[0] == "object" and not derives(type(entry[1]), torch.Tensor):
-                words.append(_what(entry[1]))
-            elif entry[0] == "node":
-                words.append(_node_name(entry[3]))
-            if step.text:
-                words.append(step.text.removeprefix(" → "))
-        return _bounded(" → ".join([*words, words[0]]) if words else "")
+        """Name the steps of a cycle from one object back to it: the same for the same steps, wherever they begin."""
+        if not references:
+            return ""
+        first = min(range(len(references)), key=lambda number: self._rank(references[number][0]))
+        begin = self._entries[references[first][0]]
+        start = _what(begin[1]) if begin[0] == "object" else _node_name(begin[3]) if begin[0] == "node" else "a tensor"
+        place = _Place(start, begin[0], begin[1])
+        for number, how, end in (*references[first:], *references[:first]):
+            place = _step(place, (*self._entries[end][:4], how, number))
+        return _bounded(f"{place.text} → {start} again")
+
+    def _rank(self, number: int) -> tuple[Any, ...]:
+        """Say how little an object tells as the beginning of a cycle."""
+        kind, obj = self._entries[number][:2]
+        cls = type(obj)
+        part = next((place for place, one in enumerate(_PARTS_OF_OTHERS, 1) if derives(cls, one)), 0)
+        return (kind != "object", derives(cls, torch.Tensor), part, class_name(cls))
 
     def _place(self, number: int) -> _Place:
         way = []

@@ -657,14 +657,14 @@ size_t HeapGraph::on_unknown_stacks(Vertex vertex) const {
 
 namespace {
 
-// The references along a shortest way between two vertices, of which all that are passed fulfil a condition.
+// The references along a shortest way between two vertices, of which each fulfils a condition.
 template <class From, class May>
-std::vector<Reference> shortest_way(Vertex begin, Vertex end, From references_from, May may_pass) {
+std::vector<Reference> shortest_way(Vertex begin, Vertex end, From references_from, May may_use) {
   std::unordered_map<Vertex, Reference> reached;
   std::vector<Vertex> queue{begin};
   for (size_t next = 0; next < queue.size(); ++next) {
     for (const Reference& reference : references_from(queue[next])) {
-      if (!may_pass(reference.to) || !reached.emplace(reference.to, reference).second) continue;
+      if (!may_use(reference) || !reached.emplace(reference.to, reference).second) continue;
       if (reference.to != end) {
         queue.push_back(reference.to);
         continue;
@@ -706,19 +706,45 @@ void HeapGraph::find_cyclic() const {
   }
 }
 
+const void* HeapGraph::python_object_of(Vertex vertex) const {
+  switch (kind(vertex)) {
+    case VertexKind::kTensor:
+      return static_cast<const c10::TensorImpl*>(object(vertex))->pyobj_slot()->load_pyobj();
+    case VertexKind::kStorage:
+      return static_cast<const c10::StorageImpl*>(object(vertex))->pyobj_slot()->load_pyobj();
+    case VertexKind::kNode:
+      return static_cast<const Node*>(object(vertex))->pyobj_slot()->load_pyobj();
+    default:
+      return nullptr;
+  }
+}
+
+bool HeapGraph::is_within_one(const Reference& reference) const {
+  return object(reference.from) == python_object_of(reference.to) ||
+         object(reference.to) == python_object_of(reference.from);
+}
+
 HeapGraph::Cycle HeapGraph::cycle_above(Vertex vertex) const {
   if (!is_garbage(vertex)) return {};
   if (above_.empty()) find_cyclic();
   const auto forward = [this](Vertex at) { return references_from(at); };
-  const auto is_cyclic = [this](Vertex at) { return cyclic_.contains(at); };
   std::unordered_map<Vertex, Reference> below;  // the next reference of the way down, of all but the vertex
   std::vector<Vertex> queue{vertex};
   size_t tried = 0;
   for (size_t next = 0; next < queue.size() && tried < kMostTried; ++next) {
     const Vertex at = queue[next];
-    if (is_cyclic(at)) {
+    if (cyclic_.contains(at)) {
       ++tried;
-      Cycle cycle{shortest_way(at, at, forward, is_cyclic), {}};
+      // A tensor that C++ holds and its Python object refer to each other: a cycle uses one of the two at
+      // most.
+      const auto away = [&](const Reference& step) {
+        return cyclic_.contains(step.to) && !(step.from == at && is_within_one(step));
+      };
+      const auto back = [&](const Reference& step) {
+        return cyclic_.contains(step.to) && !(step.to == at && is_within_one(step));
+      };
+      Cycle cycle{shortest_way(at, at, forward, away), {}};
+      if (cycle.around.empty()) cycle.around = shortest_way(at, at, forward, back);
       for (Vertex step = at; step != vertex; step = cycle.way.back().to) cycle.way.push_back(below.at(step));
       if (!cycle.around.empty()) return cycle;
     }

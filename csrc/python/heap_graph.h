@@ -87,6 +87,8 @@ class HeapGraph {
   std::span<const Reference> references() const { return references_; }
   // The strong count of a vertex that has one.
   uint64_t count(Vertex vertex) const;
+  // The Python object that stands for a tensor, storage or node; null for others.
+  const void* python_object_of(Vertex vertex) const;
   // Of an object: how many entries of evaluation stacks whose extent is not known name it; some may be stale.
   size_t on_unknown_stacks(Vertex vertex) const;
 
@@ -165,6 +167,8 @@ class HeapGraph {
   void sort_island_references();
   std::span<const Reference> references_from(Vertex vertex) const;
   void find_cyclic() const;
+  // Whether it is between a tensor, storage or node and the Python object that stands for it.
+  bool is_within_one(const Reference& reference) const;
 
   PyObject* own_;
   Classes* classes_ = nullptr;  // while it walks

@@ -296,13 +296,7 @@ std::string owner_text(const HeapGraph& graph, const Reference& reference) {
   if (graph.kind(reference.from) != VertexKind::kObject) {
     return graph.link_text(reference.from, reference.label);
   }
-  const void* own = nullptr;
-  if (graph.kind(reference.to) == VertexKind::kTensor) {
-    own = static_cast<const c10::TensorImpl*>(graph.object(reference.to))->pyobj_slot()->load_pyobj();
-  } else if (graph.kind(reference.to) == VertexKind::kStorage) {
-    own = static_cast<const c10::StorageImpl*>(graph.object(reference.to))->pyobj_slot()->load_pyobj();
-  }
-  return graph.object(reference.from) == own ? "object" : "holder";
+  return graph.object(reference.from) == graph.python_object_of(reference.to) ? "object" : "holder";
 }
 
 // find_owners(kind, [address, ...])
@@ -348,8 +342,7 @@ Vertex holder_of(const HeapGraph& graph, Vertex storage) {
   if (tensor == kNoVertex || graph.kind(tensor) != VertexKind::kTensor) return storage;
   const Vertex object = graph.parent(tensor);
   if (object == kNoVertex || graph.kind(object) != VertexKind::kObject) return tensor;
-  const auto& impl = *static_cast<const c10::TensorImpl*>(graph.object(tensor));
-  return graph.object(object) == impl.pyobj_slot()->load_pyobj() ? object : tensor;
+  return graph.object(object) == graph.python_object_of(tensor) ? object : tensor;
 }
 
 // A storage as it is tallied: four numbers of an array.

@@ -168,7 +168,7 @@ class HeldByCycle(LeakRule):
                 for member in row.members
                 if derives(type(storages[member.address].tensor(surge.names)), nn.Parameter)
             ]
-            cycles = len({steps[0][0] for steps in around if steps})
+            cycles = len({min(begin for begin, _, _ in steps) for steps in around if steps})
             more = f" on {cycles} such cycles" if cycles > 1 else ""
             yield self.finding(
                 row.path,
@@ -193,6 +193,8 @@ def _way_out(surge: Surge, around: Sequence[Any]) -> str:
     objects = [surge.names.object(begin) for begin, _, _ in around]
     if any(derives(type(obj), torch.autograd.function.FunctionCtx) for obj in objects):
         return "ctx.save_for_backward() in place of an attribute of ctx"
+    if any(derives(type(obj), BaseException) for obj in objects):
+        return "delete the variable that keeps the exception in a frame of its own traceback, or keep str(error)"
     if "_hooks" in surge.names.cycle(around):
         return "let the hook refer to the module weakly, as by weakref.proxy(self), or remove() it"
     return "a weak reference for one of these steps, or gc.collect() where they are dropped"
