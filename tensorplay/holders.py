@@ -82,7 +82,7 @@ def who_holds(x: object) -> HoldersReport:
     record = C.read(x, 0) if C.is_tensor(x) else None
     watched = _layers(x, record)
     entries, answers, busy, _ = C.find_holders(watched, OWN_FILES)
-    held = _held(caller.argument("x"), x, record, watched, PathNames(entries), answers)
+    held = _held(caller.argument("x", 0), x, record, watched, PathNames(entries), answers)
     del entries
     unread = () if not busy else (_busy(busy),)
     return HoldersReport([], unread=unread, held=(held,), focus="holders")
