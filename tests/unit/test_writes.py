@@ -823,3 +823,66 @@ def test_other_bytes_of_a_saved_storage_are_safe():
     assert tp.is_safe_view(base.data[3:])
     assert not tp.is_safe_view(base.data[2:])
     loss.backward()
+
+
+class Wrapper(torch.Tensor):
+    """Computes with the tensor it holds, as DTensor does."""
+
+    local: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, local):
+        return torch.Tensor._make_wrapper_subclass(cls, local.shape, dtype=local.dtype)
+
+    def __init__(self, local):
+        self.local = local
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        made = function(*(arg.local if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+        if function._schema.is_mutable:
+            return args[0]
+        return cls(made) if isinstance(made, torch.Tensor) else made
+
+
+def wrapped_and_written() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Answer a tensor that wraps memory, and another tensor over this memory."""
+    wrapper = Wrapper(torch.ones(3)).requires_grad_()
+    again = Wrapper(torch.ones(3)).requires_grad_()
+    jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged, requires_grad=True) * 1
+    jagged.retain_grad()
+    return {
+        "attribute": (wrapper, wrapper.local),
+        "view of it": (wrapper, wrapper.local[2:]),
+        "wrapper of its own": (again, Wrapper(again.local)),
+        "values of a jagged tensor": (jagged, jagged._values),
+    }
+
+
+@pytest.mark.parametrize("name", wrapped_and_written())
+def test_what_a_saved_wrapper_consists_of_is_saved(name):
+    wrapper, written = wrapped_and_written()[name]
+    assert tp.is_safe_view(written), "no graph saved the wrapper"
+    loss = (wrapper * wrapper).sum()
+
+    verdict = tp.is_safe_view(written)
+
+    assert [hazard.kind for hazard in verdict.hazards] == ["saved_unseen"]
+    assert "MulBackward0 (self)" in str(verdict)
+    assert tp.is_safe_view(written.clone())
+    assert not tp.is_safe_view(wrapper)
+    written.mul_(10)
+    loss.backward()  # and nothing raises
+    values = wrapper.grad.local if isinstance(wrapper.grad, Wrapper) else wrapper.grad.values()
+    assert values[-1] == 20
+    assert tp.is_safe_view(written), "the graph has given its tensors back"
+
+
+def test_a_wrapper_that_shares_only_offsets_with_a_saved_one_is_safe():
+    offsets = torch.tensor([0, 1, 3])
+    saved = torch.nested.nested_tensor_from_jagged(torch.ones(3), offsets).requires_grad_()
+    loss = (saved * saved).sum()
+
+    assert tp.is_safe_view(torch.nested.nested_tensor_from_jagged(torch.ones(3), offsets))
+    assert not tp.is_safe_view(offsets)
+    loss.backward()
