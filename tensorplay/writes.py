@@ -321,16 +321,16 @@ def _savers(record: TensorRecord, around: Surroundings) -> tuple[list[Hazard], l
     busy = 0
     if record.impl.version_counter is not None:
         found, _, busy = C.saved_tensors(around.live.roots, around.x)
-    held = [_saver(slot) for slot in found]
+    held = [_saver(slot) for slot in found if not _is_doomed(slot)]
+    doomed = [_saver(slot) for slot in found if _is_doomed(slot)]
     hazards = _silent_savers(record, around)
     notes = [] if not busy else [f"{plural(busy, 'node')} of the graph is held by another thread: not known"]
+    if doomed:
+        notes.append(f"saved for backward by {_savers_text(doomed)}, and written since: that backward raises already")
     if not held:
         return hazards, notes
-    named = _savers_text(held)
-    version = record.impl.version
+    named, version = _savers_text(held), record.impl.version
     evidence = {"saved_by": held, "version": version}
-    if all(entry["expected_version"] != version for entry in held):
-        return hazards, [*notes, f"saved for backward by {named}, and written since: that backward raises already"]
     reason = f"saved for backward by {named}: the write moves its version past {version}, and that backward will raise"
     return [Hazard("saved", reason, evidence, False), *hazards], notes
 
@@ -348,7 +348,7 @@ def _silent_savers(record: TensorRecord, around: Surroundings) -> list[Hazard]:
     found = [slot for slot in slots if slot[6].impl.version_counter != counter and _meet(written, [slot[6]])]
     for wrapper in _wrappers_over(written, around.live, counter):
         found += C.saved_tensors(roots, wrapper)[0]
-    held = [_saver(slot) for slot in found]
+    held = [_saver(slot) for slot in found if not _is_doomed(slot)]
     if not held:
         return []
     reason = (
@@ -404,6 +404,11 @@ def _share_bytes(one: Any, other: Any) -> bool:
     origin = min(one.data.pointer, other.data.pointer)
     a, b = region(one, origin), region(other, origin)
     return a is None or b is None or C.overlap_of(a, b)[0] != "disjoint"
+
+
+def _is_doomed(slot: Any) -> bool:
+    """Tell whether a saved tensor was written since, so that its backward raises whatever is written now."""
+    return bool(slot[5] != slot[6].impl.version)
 
 
 def _saver(slot: Any) -> dict[str, Any]:

@@ -886,3 +886,29 @@ def test_a_wrapper_that_shares_only_offsets_with_a_saved_one_is_safe():
     assert tp.is_safe_view(torch.nested.nested_tensor_from_jagged(torch.ones(3), offsets))
     assert not tp.is_safe_view(offsets)
     loss.backward()
+
+
+def test_a_saver_whose_backward_raises_already_is_not_endangered_again():
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y.add_(1)
+    assert tp.is_safe_view(y), "nothing is left to endanger"
+    later = y.sin()
+
+    verdict = tp.is_safe_view(y)
+
+    (hazard,) = verdict.hazards
+    assert [entry["node"] for entry in hazard.evidence["saved_by"]] == ["SinBackward0"]
+    assert "ExpBackward0 (result), and written since: that backward raises already" in str(verdict)
+    assert later.grad_fn is not None
+
+
+def test_a_saved_alias_whose_backward_raises_already_is_not_endangered_again():
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    alias = y.data
+    assert not tp.is_safe_view(alias)
+
+    y.add_(1)
+
+    assert tp.is_safe_view(alias)
