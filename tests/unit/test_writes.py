@@ -912,3 +912,21 @@ def test_a_saved_alias_whose_backward_raises_already_is_not_endangered_again():
     y.add_(1)
 
     assert tp.is_safe_view(alias)
+
+
+def test_a_graph_behind_a_gradient_that_nobody_read_is_seen():
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that create_graph keeps what it makes alive
+        (x**3).sum().backward(create_graph=True)
+    plain = torch.ones(3, requires_grad=True)
+    (plain**3).sum().backward()
+
+    with torch.no_grad():
+        verdicts = [tp.is_safe_view(tensor) for tensor in (x, plain)]
+        x.mul_(2)
+
+    assert [hazard.kind for hazard in verdicts[0].hazards] == ["saved"]
+    assert verdicts[1]
+    error_of(lambda: x.grad.sum().backward())
+    x.grad = None  # its graph holds x
