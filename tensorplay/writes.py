@@ -337,7 +337,7 @@ def _savers(record: TensorRecord, around: Surroundings) -> tuple[list[Hazard], l
 
 def _silent_savers(record: TensorRecord, around: Surroundings) -> list[Hazard]:
     """Find what nodes saved over the same bytes under another version counter: nobody notices the write there."""
-    written = [part for part in _written_parts(record, around.x) if part.storage and part.data and part.data.pointer]
+    written = [part for part in _written_parts(record, around.x) if _has_bytes(part)]
     if not written:
         return []
     roots, counter = around.live.roots, record.impl.version_counter
@@ -392,7 +392,11 @@ def _insides(wrapper: Any) -> list[tuple[str, Any]]:
     """Answer the tensors with memory that a wrapper's attributes lead to, each after its path."""
     places = find_tensors([("", wrapper)], most=MAX_TENSORS).places
     read = ((place.path, C.read(place.tensor)) for place in places)
-    return [(path, record) for path, record in read if record.kind in WITH_MEMORY]
+    return [(path, record) for path, record in read if _has_bytes(record)]
+
+
+def _has_bytes(record: Any) -> bool:
+    return record.kind in WITH_MEMORY and record.storage is not None and bool(record.data and record.data.pointer)
 
 
 def _meet(ones: Iterable[Any], others: Sequence[Any]) -> bool:
