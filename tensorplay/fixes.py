@@ -124,19 +124,22 @@ def recommend_fix(
 
     Source: as for is_safe_view().
     """
-    _check_write(write)
     frame = sys._getframe(1)
     caller, scope, code = Caller.at(frame), frame.f_globals, frame.f_code
     del frame
+    variables = caller_names(scope)
     if issubclass(type(x), BaseException):  # isinstance() would run code of the tensor's class
-        return _fixes_of_error(x, write, caller_names(scope), code)
+        _check_write(write, {})  # what only reads raises as well, where a view is used after the write
+        return _fixes_of_error(x, write, variables, code)
+    _check_write(write, variables)
     read = read_one(x, "recommend_fix", calls=2)
     report, findings = explained([read], caller, (*RULES, _PINNED))
     record = report.records[0]
     around = Surroundings(x, record, value_requires_grad)
     verdict = judge(report, findings, around)
-    variables = caller_names(scope)
-    target = _target_of(caller.argument("x"), variables, record)
+    through = (name for name in _all_written(write or "", variables) if _named_value(name, variables) is x)
+    asked = caller.argument("x")
+    target = _target_of(next(through, asked), variables, record)
     kinds = frozenset(hazard.kind for hazard in (*verdict.hazards, *verdict.later))
     in_place = _in_place(x, record, around, kinds, target, variables)
     extent = record.extent
@@ -146,14 +149,16 @@ def recommend_fix(
     unseen: Safety = "safe"
     if around.recorded and (value_recorded or not _is_cut_off(record.impl)):
         unseen = "changes gradient"
-    situation = _Situation(target, write, kinds, nbytes, in_place, unreadable, value_recorded, unseen)
+    situation = _Situation(target, write, kinds, nbytes, in_place, unreadable, value_recorded, unseen, variables)
     fixes = [] if verdict.ok else list(_fixes(situation))
-    fixes += _to_free(record, target, report.findings)
     subject = f"{describe(record)}: safe in place" if verdict.ok else "; ".join(h.reason for h in verdict.hazards)
+    if fixes and write is None:
+        subject += f"; {_pattern(target)} stands for the write"
+    fixes += _to_free(record, _target_of(asked, variables, record), report.findings)
     return Fixes(subject, fixes, report)
 
 
-def _check_write(write: object) -> None:
+def _check_write(write: object, variables: Mapping[str, Any]) -> None:
     if write is None:
         return
     if type(write) is not str:
@@ -162,7 +167,7 @@ def _check_write(write: object) -> None:
         tree = ast.parse(write)
     except (SyntaxError, ValueError):
         raise ValueError(f"recommend_fix(write=) takes a Python statement, got {write!r}") from None
-    if not any(_may_write(node) for node in ast.walk(tree)):
+    if not any(_may_write(node, variables) for node in ast.walk(tree)):
         raise ValueError(f"recommend_fix(write=) takes a statement that writes to a tensor, got {write!r}")
 
 
@@ -170,13 +175,33 @@ def _check_write(write: object) -> None:
 _HARMLESS = frozenset(vars(builtins)) - {"eval", "exec", "filter", "list", "map", "next", "setattr", "tuple"}
 
 
-def _may_write(node: ast.AST) -> bool:
-    """Tell whether a tensor may be written there: any call may do that but one of Python's own functions."""
+# numpy() hands out what has methods of the same names that write, as sort().
+_READING = frozenset(name for name in vars(torch._C.TensorBase) if not name.endswith("_")) - {"numpy"}
+# By identity, as a metaclass may compare; subclasses may have methods of their own.
+_TENSORS = frozenset(map(id, (torch.Tensor, torch.nn.Parameter)))
+
+
+def _may_write(node: ast.AST, variables: Mapping[str, Any]) -> bool:
+    """Tell whether a tensor may be written there: any call may do that but one of Python's own or one that reads."""
     if isinstance(node, ast.Call):
-        return not (isinstance(node.func, ast.Name) and node.func.id in _HARMLESS)
+        is_harmless = isinstance(node.func, ast.Name) and node.func.id in _HARMLESS
+        return not is_harmless and not _only_reads(node, variables)
     if isinstance(node, (ast.Attribute, ast.Subscript)):
         return isinstance(node.ctx, ast.Store)
     return isinstance(node, ast.AugAssign)
+
+
+def _only_reads(expression: ast.expr, variables: Mapping[str, Any]) -> bool:
+    """Tell whether a call is seen to be one of PyTorch's own operators on a tensor that makes a new one."""
+    if not _is_method_call(expression) or expression.func.attr not in _READING:
+        return False
+    if any(keyword.arg in (None, "out") for keyword in expression.keywords):
+        return False
+    receiver = expression.func.value
+    while isinstance(receiver, ast.Subscript) and not C.is_tensor(_value_of(receiver, variables)):
+        receiver = receiver.value
+    value = _value_of(receiver, variables)
+    return value is torch or id(type(value)) in _TENSORS or _only_reads(receiver, variables)
 
 
 _PINNED = PinnedStorage()
@@ -311,6 +336,11 @@ def _in_place(
     return _InPlace(before, under_no_grad, connects)
 
 
+def _pattern(target: _Target) -> str:
+    """Answer what stands for a write that is not known."""
+    return f"{target.name}.mul_(2)"
+
+
 def _is_cut_off(impl: Any) -> bool:
     """Tell whether no gradient flows from a view to its base until it is made again, or the version moves."""
     return bool(impl.is_view and impl.requires_grad and impl.grad_fn is None and not impl.grad_fn_stale)
@@ -325,11 +355,11 @@ def _fixes(situation: _Situation) -> Iterator[Fix]:
     target, kinds, in_place = situation.target, situation.kinds, situation.in_place
     if kinds & _NOTHING_TO_READ:
         return
-    write = situation.write or f"{target.name}.mul_(2)"
+    write = situation.write or _pattern(target)
     if in_place is not None and not in_place.under_no_grad and _is_refused_out(write):
         in_place = None
     if in_place is not None and "saved" not in kinds:
-        yield _stay(in_place, write, situation.value_recorded)
+        yield _stay(situation, in_place, write)
     if kinds == {"inference_tensor"}:
         yield Fix(
             title="write inside inference_mode",
@@ -353,8 +383,8 @@ def _fixes(situation: _Situation) -> Iterator[Fix]:
         return
     yield from _copies(situation, write)
     if in_place is not None and "saved" in kinds:
-        yield _stay(in_place, write, situation.value_recorded, after_backward=True)
-    call = _call_on(write, target.name)
+        yield _stay(situation, in_place, write, after_backward=True)
+    call = _call_on(write, target.name, situation.variables)
     if call is not None and kinds & (_UNTRACKED | {"other_view"}) and kinds <= _AUTOGRAD and not situation.unreadable:
         yield Fix(
             title="write behind autograd's back",
@@ -365,7 +395,9 @@ def _fixes(situation: _Situation) -> Iterator[Fix]:
         )
 
 
-def _stay(in_place: _InPlace, write: str, value_recorded: bool, after_backward: bool = False) -> Fix:
+def _stay(situation: _Situation, in_place: _InPlace, write: str, after_backward: bool = False) -> Fix:
+    value_recorded = situation.value_recorded
+    does_more = in_place.under_no_grad and _does_more(write, situation)
     steps, titles, notes = [], [], []
     if after_backward:
         steps.append("# after .backward():")
@@ -383,12 +415,13 @@ def _stay(in_place: _InPlace, write: str, value_recorded: bool, after_backward: 
         titles.append("write under torch.no_grad()")
         notes.append("as an optimizer does: the write is not recorded, and backward sees the new values")
         notes += [_NO_GRADIENT] if value_recorded else []
+        notes += ["nor is what else the statement computes"] if does_more else []
     elif in_place.before or after_backward:
         titles.append("write")
     steps.append(f"with torch.no_grad():\n{_indented(write)}" if in_place.under_no_grad else write)
     if in_place.connects:
         notes.append("the view was not connected with its base: from then on gradients flow back to it")
-    changes = in_place.connects or (in_place.under_no_grad and value_recorded)
+    changes = in_place.connects or does_more or (in_place.under_no_grad and value_recorded)
     return Fix(
         title=", then ".join(titles),
         code="\n".join(steps),
@@ -396,6 +429,14 @@ def _stay(in_place: _InPlace, write: str, value_recorded: bool, after_backward: 
         safety="changes gradient" if changes else "safe",
         note="; ".join(notes),
     )
+
+
+def _does_more(write: str, situation: _Situation) -> bool:
+    """Tell whether a statement does more than to write, and to name what it wrote to."""
+    name, variables, statement = situation.target.name, situation.variables, _parsed(write)
+    value = statement.value if isinstance(statement, (ast.Assign, ast.Return)) else None
+    wrote = (_written(write, variables), value and _written(ast.unparse(value), variables))
+    return name in _all_written(write, variables) and name not in wrote
 
 
 def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
@@ -412,7 +453,7 @@ def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
         return
     # Of an inference tensor autograd saves nothing, of a zero tensor the product is one again.
     fresh = situation.kinds & {"zerotensor", "inference_tensor"}
-    out_of_place = None if fresh else _out_of_place(write, target)
+    out_of_place = None if fresh else _out_of_place(write, target, situation.variables)
     if out_of_place is not None:
         yield Fix(title="write out of place", code=out_of_place, cost_nbytes=nbytes, safety="copies", note=_KEEPS)
         if _is_refused_out(write):
@@ -428,24 +469,27 @@ def _copies(situation: _Situation, write: str) -> Iterator[Fix]:
 
 def _copy_values(write: str, variables: Mapping[str, Any]) -> Iterator[Fix]:
     """Copy what is read where it overlaps what is written."""
-    statement, call = _parsed(write), _parsed_call(write)
-    if call is not None and _taken_out(call) is not None:
+    title, code = "copy the values before they are written over", ""
+    statement = _parsed(write)
+    if any(_has_out(node) for node in _calls(statement)):
         title, code = "compute it, then write", _into_place(write)
-    else:
-        title = "copy the values before they are written over"
-        if call is not None:
-            call.args = [_cloned(argument, variables) for argument in call.args]
-        elif isinstance(statement, ast.AugAssign):
-            statement.value = _cloned(statement.value, variables)
-        code = "" if statement is None else ast.unparse(call or statement)
-        if ".clone()" not in code:
-            title, code = "copy the values before they are written over", "x[1:].mul_(x[:-1].clone())"
+    elif statement is not None:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.AugAssign):
+                node.value = _cloned(node.value, variables)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_in_place(node.func.attr):
+                node.args = [_cloned(argument, variables) for argument in node.args]
+        code = ast.unparse(statement)
+    note = "what is read and what is written share some bytes"
+    if not any(copying in code for copying in (".clone()", ".copy_(")):
+        code = "x[1:].mul_(x[:-1].clone())"
+        note += "; x[1:].mul_(x[:-1]) stands for the write"
     yield Fix(
         title=title,
         code=code,
         cost_nbytes=None,
         safety="copies",
-        note="what is read and what is written share some bytes",
+        note=note,
     )
 
 
@@ -466,17 +510,31 @@ def _taken_out(call: ast.Call) -> ast.expr | None:
     return found.value
 
 
+def _calls(statement: ast.AST | None) -> list[ast.Call]:
+    return [] if statement is None else [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+
+
+def _has_out(call: ast.Call) -> bool:
+    return any(keyword.arg == "out" for keyword in call.keywords)
+
+
 def _is_refused_out(write: str) -> bool:
     """Tell whether a write is one by ``out=``, which PyTorch refuses in grad mode where anything requires grad."""
-    call = _parsed_call(write)
-    return torch.is_grad_enabled() and call is not None and _taken_out(call) is not None
+    return torch.is_grad_enabled() and any(map(_has_out, _calls(_parsed(write))))
+
+
+class _IntoPlace(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Compute, then copy."""
+        self.generic_visit(node)
+        out = _taken_out(node)
+        return node if out is None else ast.Call(ast.Attribute(out, "copy_", ast.Load()), [node], [])
 
 
 def _into_place(write: str) -> str:
-    """Answer a write by ``out=`` as one that autograd records: compute, then copy."""
-    call = _parsed_call(write)
-    out = None if call is None else _taken_out(call)
-    return write if call is None or out is None else f"{ast.unparse(out)}.copy_({ast.unparse(call)})"
+    """Answer a write by ``out=`` as one that autograd records."""
+    statement = _parsed(write)
+    return write if statement is None else ast.unparse(_IntoPlace().visit(statement))
 
 
 def _to_free(record: TensorRecord, target: _Target, findings: Iterable[Finding]) -> Iterator[Fix]:
@@ -531,8 +589,8 @@ class _WriteCall(NamedTuple):
     arguments: str
 
 
-def _call_on(write: str, name: str) -> _WriteCall | None:
-    """Read ``x.mul_(2)``, where x is the very expression that a fix is about."""
+def _call_on(write: str, name: str, variables: Mapping[str, Any]) -> _WriteCall | None:
+    """Read ``x.mul_(2)``, where x is the very expression that a fix is about, and no argument writes to it as well."""
     call = _parsed_call(write)
     if call is None or not isinstance(call.func, ast.Attribute) or not _is_in_place(call.func.attr):
         return None
@@ -540,6 +598,8 @@ def _call_on(write: str, name: str) -> _WriteCall | None:
         return None
     arguments = [ast.unparse(argument) for argument in call.args]
     arguments += [ast.unparse(keyword) for keyword in call.keywords]
+    if name in _all_written(f"f({', '.join(arguments)})", variables):
+        return None
     return _WriteCall(call.func.attr[:-1], ", ".join(arguments))
 
 
@@ -551,19 +611,19 @@ def _is_same(expression: ast.expr, name: str) -> bool:
         return False
 
 
-def _out_of_place(write: str, target: _Target) -> str | None:
-    """Answer a write as an operator that makes a new tensor, where it has one."""
+def _out_of_place(write: str, target: _Target, variables: Mapping[str, Any]) -> str | None:
+    """Answer a write as an operator that makes a new tensor, where it has one and that is all it writes to."""
     statement = _parsed(write)
+    whole, call = _parsed_call(write), _call_on(write, target.name, variables)
     if isinstance(statement, ast.AugAssign) and _is_same(statement.target, target.name):
-        value = ast.BinOp(ast.parse(target.name, mode="eval").body, statement.op, statement.value)
-        return f"{target.assigned} = {ast.unparse(value)}"
-    whole = _parsed_call(write)
-    if whole is not None and (out := _taken_out(whole)) is not None and _is_same(out, target.name):
-        return f"{target.assigned} = {ast.unparse(whole)}"
-    call = _call_on(write, target.name)
-    if call is None or call.op in _ONLY_IN_PLACE:
+        made = ast.unparse(ast.BinOp(ast.parse(target.name, mode="eval").body, statement.op, statement.value))
+    elif whole is not None and (out := _taken_out(whole)) is not None and _is_same(out, target.name):
+        made = ast.unparse(whole)
+    elif call is not None and call.op not in _ONLY_IN_PLACE:
+        made = f"{target.name}.{call.op}({call.arguments})"
+    else:
         return None
-    return f"{target.assigned} = {target.name}.{call.op}({call.arguments})"
+    return None if target.name in _all_written(made, variables) else f"{target.assigned} = {made}"
 
 
 class _MethodCall(ast.Call):
@@ -639,7 +699,7 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: Mapping[
         found = None
     name, statement = found or ("x", None)
     if write is not None:
-        name = _written(write, variables) or name
+        name = next(iter(_all_written(write, variables)), name)
     if saver is not None:
         head += f"; {saver}"
     if found is None and write is None:
@@ -654,6 +714,10 @@ def _fixes_of_error(error: BaseException, write: str | None, variables: Mapping[
         elif kind in _LEAVES and "." in name:
             target = _Target(name, "copied")  # perhaps a module's parameter, which cannot be rebound
     situation = _Situation(target, write or statement, frozenset({kind}), None, in_place, variables=variables)
+    if situation.write is None and kind not in ("stale_view", "partial_overlap"):
+        head += (
+            f"{', and' if found is None else ';'} {_pattern(target)}{'' if found is None else ' stands'} for the write"
+        )
     return Fixes(head, _fixes(situation), report)
 
 
@@ -708,13 +772,8 @@ def _writes_to(
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if node.lineno <= traceback.tb_lineno <= (node.end_lineno or node.lineno)
     ]
-    written = dict.fromkeys(
-        (_written(text, variables), text)
-        for node in ast.walk(functions[-1] if functions else tree)
-        if isinstance(node, (ast.AugAssign, ast.Assign, ast.Expr))
-        for text in [ast.unparse(node)]
-    )
-    return [(name, text) for name, text in written if name is not None and name in names]
+    written = _named_writes(_writes_in(functions[-1] if functions else tree), variables)
+    return [(name, text) for name, text in written if name in names]
 
 
 def _named_value(name: str, variables: Mapping[str, Any]) -> Any:
@@ -755,17 +814,62 @@ def _tree(lines: Sequence[str]) -> ast.Module | None:
 def _writes_at(at: Caller, variables: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Answer target and text of what was written where a frame stands; of its whole line where only that is known."""
     tree, position = _tree(linecache.getlines(at.file)), at.position()
-    nodes = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.expr))]
-    writes = [write for node in nodes for write in _writes_of(node)]
-    if position is not None and any(_is_at(node, position) for node in nodes):
-        texts = [ast.unparse(node) for node, *places in writes if any(_is_at(place, position) for place in places)]
+    if tree is None:
+        return []
+    writes = _writes_in(tree)
+    if position is not None and any(_is_at(node, position) for node in ast.walk(tree)):
+        writes = [write for write in writes if any(_is_at(place, position) for place in write.places)]
     else:
-        texts = [ast.unparse(node) for node, at_node, *_ in writes if _is_on(at_node, at.line)]
-    written = dict.fromkeys((_written(text, variables), text) for text in texts)
-    return [(name, text) for name, text in written if name is not None]
+        writes = [write for write in writes if _is_on(write.places[0], at.line)]
+    return _named_writes(writes, variables)
 
 
-def _writes_of(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ...]]:
+_Code = ast.expr | ast.stmt
+
+
+class _Write(NamedTuple):
+    node: _Code
+    """What writes."""
+    places: Sequence[_Code]
+    """The nodes that code stands at when it does."""
+    statement: _Code
+    """The whole statement, so that nothing else that it does gets lost; what writes, where no other is run once."""
+
+
+_SIMPLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""Expressions in which names are others than beside them."""
+
+
+def _writes_in(tree: ast.AST) -> list[_Write]:
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.expr, ast.stmt))]
+    statements = {id(part): node for node in nodes if isinstance(node, _SIMPLE) for part in _in_one_scope(node)}
+    return [
+        _Write(node, places, statements.get(id(places[0]), node))
+        for found in nodes
+        for node, *places in _writes_of(found)
+    ]
+
+
+def _in_one_scope(statement: ast.AST) -> list[ast.AST]:
+    found = [statement]
+    for node in found:
+        found += [child for child in ast.iter_child_nodes(node) if not isinstance(child, _SCOPES)]
+    return found
+
+
+def _named_writes(writes: Iterable[_Write], variables: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Answer target and statement of those writes whose target has a name, each once."""
+    written = ((_written(ast.unparse(write.node), variables), ast.unparse(write.statement)) for write in writes)
+    return list(dict.fromkeys((name, text) for name, text in written if name is not None))
+
+
+def _all_written(code: str, variables: Mapping[str, Any]) -> list[str]:
+    """Answer the tensors that a statement, or what is part of it, writes to."""
+    return [name for name, _ in _named_writes(_writes_in(ast.parse(code)), variables)]
+
+
+def _writes_of(node: _Code) -> Iterator[tuple[_Code, ...]]:
     """Answer what may write, and the nodes that code stands at when it does."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
@@ -776,13 +880,15 @@ def _writes_of(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt,
         yield node, node
 
 
-def _is_on(node: ast.expr | ast.stmt, line: int) -> bool:
+def _is_on(node: _Code, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _is_at(node: ast.expr | ast.stmt, position: tuple[int, int, int | None, int | None]) -> bool:
+def _is_at(node: ast.AST, position: tuple[int, int, int | None, int | None]) -> bool:
     """Tell whether code is at a node: at all of it, or at the method's name where a call takes several lines."""
     first, last, start, end = position
+    if not isinstance(node, (ast.expr, ast.stmt)):
+        return False
     if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == (first, last, start, end):
         return True
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.end_col_offset is None:
@@ -799,19 +905,16 @@ def _written(write: str, variables: Mapping[str, Any]) -> str | None:
     elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
         target = statement.targets[0].value
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function, out = statement.value.func, _taken_out(statement.value)
-        if out is not None:
-            target = out
-        elif isinstance(function, ast.Attribute) and _is_in_place(function.attr):
-            target = function.value
-        else:
+        wrote = _written_by(statement.value)
+        if wrote is None:
             return None
-        if isinstance(target, ast.Name) and target.id == "torch" and statement.value.args:
-            target = statement.value.args[0]
+        target = wrote
     else:
         return None
     while True:
-        if _is_view_call(target, variables):
+        if isinstance(target, ast.Call) and (wrote := _written_by(target)) is not None:
+            target = wrote  # which is what it returns
+        elif _is_view_call(target, variables):
             target = target.func.value  # x.view(2).mul_(3)
         elif _is_view_index(target, variables):
             target = target.value
@@ -819,6 +922,15 @@ def _written(write: str, variables: Mapping[str, Any]) -> str | None:
             break
     expression = target.func.value if _is_method_call(target) else target
     return ast.unparse(target) if _is_path(expression) else None
+
+
+def _written_by(call: ast.Call) -> ast.expr | None:
+    """Answer what a call writes to: x of ``x.mul_(2)``, ``torch.relu_(x)`` and ``torch.mul(a, 2, out=x)``."""
+    out = next((keyword.value for keyword in call.keywords if keyword.arg == "out"), None)
+    if out is not None or not _is_method_call(call) or not _is_in_place(call.func.attr):
+        return out
+    is_function = isinstance(call.func.value, ast.Name) and call.func.value.id == "torch" and bool(call.args)
+    return call.args[0] if is_function else call.func.value
 
 
 # Several indices of what they make reach one element: a copy of the tensor would not help.

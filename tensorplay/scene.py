@@ -31,6 +31,9 @@ __all__ = ["Beyond", "Lent", "Mapping", "Pairs", "Scene", "StorageGroup", "Subje
 _MOST_PAIRS = 2_000
 """So many pairs of tensors of one storage are compared."""
 
+_MOST_COUNTED = 100
+"""Of so many tensors with gaps in one storage it is counted how many bytes several reach."""
+
 
 class Mapping(NamedTuple):
     """A part of the address space, as the kernel lists it in /proc/self/maps."""
@@ -252,6 +255,25 @@ class Scene:
             open_ones.append(number)
         return found, True
 
+    def shared_bytes(self, subjects: Sequence[Subject]) -> int:
+        """Answer how many bytes of one storage several of some tensors reach; at least, where that is too hard.
+
+        Of a single tensor, which then has several names, all that it reaches.
+        """
+        extents = [subject.record.extent for subject in subjects]
+        if len(subjects) == 1:
+            return int(extents[0].visible_nbytes or 0)
+        if all(extent.visible_nbytes == extent.needed_nbytes - extent.first_byte for extent in extents):
+            return _reached_twice(sorted((extent.first_byte, extent.needed_nbytes) for extent in extents))
+        regions = [found for subject in subjects if (found := region(subject.record)) is not None]
+        end = max(extent.needed_nbytes for extent in extents)
+        if len(regions) <= _MOST_COUNTED:
+            alone = [C.exclusive_of(regions, index, end) for index in range(len(regions))]
+            known, reached = [nbytes for nbytes in alone if nbytes is not None], C.coverage_of(regions, end)[0]
+            if len(known) == len(alone) and reached is not None:
+                return reached - sum(known)
+        return max((shared or 0 for *_, shared in self.pairs(subjects).found), default=0)
+
     def reached(self, regions: Sequence[tuple[Any, ...] | None], nbytes: int) -> int:
         """Answer how many bytes of a storage some regions reach, at most where that is too hard to count.
 
@@ -340,6 +362,16 @@ class Scene:
                 span: [Mapping(*mapping) for mapping in found] for span, found in zip(spans, answers, strict=False)
             }
         return self._mappings.get(span)
+
+
+def _reached_twice(spans: Sequence[tuple[int, int]]) -> int:
+    """Answer how many bytes several of some spans hold, which come by their beginning."""
+    twice = end = counted_to = 0
+    for begin, stop in spans:
+        twice += max(0, min(stop, end) - max(begin, counted_to))
+        counted_to = max(counted_to, min(stop, end))
+        end = max(end, stop)
+    return twice
 
 
 def _is_own_memory(members: Sequence[Subject]) -> bool:

@@ -332,6 +332,8 @@ def chain_of(
         solved = None
         if start is not None:
             solved = (None if view[2] is None else _replayed(x, start, target)) or _from_nodes(x, start, target)
+            if solved is not None and record.impl.version:
+                solved = _before_the_write(solved, start, target)
         return _from(record, target, "base", name, root, others, solved)
     chosen = _best_alias(record, others)
     if chosen is not None:
@@ -580,6 +582,18 @@ def _from_nodes(x: torch.Tensor, start: _Geometry, target: _Geometry) -> _Solved
                 return None
             steps.append(geometry.step(_plain_name(op), _plain(args), "autograd", taken))
     return _Solved(tuple(steps), "autograd") if geometry == target else None
+
+
+def _before_the_write(solved: _Solved, start: _Geometry, target: _Geometry) -> _Solved:
+    """Answer named operators in place of the node that PyTorch gives a view once it or its base was written."""
+    if solved.source != "autograd" or [step.op for step in solved.steps] != ["as_strided"]:
+        return solved
+    note = "autograd's node says as_strided: PyTorch writes that, whatever was run, once a view or its base was written"
+    named = _inferred(start, target)
+    ops = [step.op for step in named.steps]
+    if not ops or "as_strided" in ops or (len(ops) > 1 and "unfold" in ops):  # nothing that is more likely to be run
+        return solved._replace(note=note)
+    return named._replace(note="; ".join(filter(None, (named.note, note))))
 
 
 # -- inferred ---------------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ import torch
 
 from tensorplay.arrays import producer_of
 from tensorplay.callers import Caller
-from tensorplay.inspection import explained, outside_compiled_code, read_one
-from tensorplay.layers import WITH_MEMORY, Finding, TensorRecord
+from tensorplay.inspection import MAX_TENSORS, explained, outside_compiled_code, read_one
+from tensorplay.layers import WITH_MEMORY, WRAPPERS, Finding, TensorRecord
 from tensorplay.live import Live, LiveTensor
 from tensorplay.reports import Report, Verdict
 from tensorplay.rules.foreign import MappedReadOnly, NotMapped
 from tensorplay.storages import region
+from tensorplay.walk import find_tensors
 from tensorplay.words import bytes_text, describe, plural
 
 __all__ = ["RULES", "Hazard", "SafeView", "Surroundings", "is_safe_view", "judge"]
@@ -320,34 +321,34 @@ def _savers(record: TensorRecord, around: Surroundings) -> tuple[list[Hazard], l
     busy = 0
     if record.impl.version_counter is not None:
         found, _, busy = C.saved_tensors(around.live.roots, around.x)
-    held = [_saver(slot) for slot in found]
+    held = [_saver(slot) for slot in found if not _is_doomed(slot)]
+    doomed = [_saver(slot) for slot in found if _is_doomed(slot)]
     hazards = _silent_savers(record, around)
     notes = [] if not busy else [f"{plural(busy, 'node')} of the graph is held by another thread: not known"]
+    if doomed:
+        notes.append(f"saved for backward by {_savers_text(doomed)}, and written since: that backward raises already")
     if not held:
         return hazards, notes
-    named = _savers_text(held)
-    version = record.impl.version
+    named, version = _savers_text(held), record.impl.version
     evidence = {"saved_by": held, "version": version}
-    if all(entry["expected_version"] != version for entry in held):
-        return hazards, [*notes, f"saved for backward by {named}, and written since: that backward raises already"]
     reason = f"saved for backward by {named}: the write moves its version past {version}, and that backward will raise"
     return [Hazard("saved", reason, evidence, False), *hazards], notes
 
 
 def _silent_savers(record: TensorRecord, around: Surroundings) -> list[Hazard]:
     """Find what nodes saved over the same bytes under another version counter: nobody notices the write there."""
-    if record.storage is None or record.data is None or not record.data.pointer or record.kind not in WITH_MEMORY:
+    written = [part for part in _written_parts(record, around.x) if _has_bytes(part)]
+    if not written:
         return []
+    roots, counter = around.live.roots, record.impl.version_counter
     owner = producer_of(around.x)
     lenders = () if owner is None else (lender.tensor for lender in owner.lenders)
     lent = [one.storage.address for one in lenders if one is not None and one.storage is not None]
-    found, _, _ = C.saved_tensors(around.live.roots, None, [record.storage.address, *lent])
-    counter = record.impl.version_counter
-    held = [
-        _saver(slot)
-        for slot in found
-        if slot[6] is not None and slot[6].impl.version_counter != counter and _meet(record, slot[6])
-    ]
+    slots: Sequence[Any] = C.saved_tensors(roots, None, [*(part.storage.address for part in written), *lent])[0]
+    found = [slot for slot in slots if slot[6].impl.version_counter != counter and _meet(written, [slot[6]])]
+    for wrapper in _wrappers_over(written, around.live, counter):
+        found += C.saved_tensors(roots, wrapper)[0]
+    held = [_saver(slot) for slot in found if not _is_doomed(slot)]
     if not held:
         return []
     reason = (
@@ -357,11 +358,61 @@ def _silent_savers(record: TensorRecord, around: Surroundings) -> list[Hazard]:
     return [Hazard("saved_unseen", reason, {"saved_unseen_by": held}, False)]
 
 
-def _meet(one: Any, other: Any) -> bool:
-    """Tell whether two tensors have a byte in common, or nobody can tell that they do not."""
+# By identity: a class may have a metaclass with its own __hash__ and __eq__.
+_PLAIN = frozenset(map(id, (torch.Tensor, torch.nn.Parameter)))
+
+
+def _wrappers_over(written: Sequence[Any], live: Live, counter: int | None) -> list[Any]:
+    """Find the live wrapper tensors that consist of some bytes, one for each version counter but the written one's.
+
+    A write to a wrapper moves its own version and that of no tensor it consists of, nor does one to these move its.
+    """
+    found: dict[int, Any] = {}
+    for tensor in live.tensors:
+        if id(type(tensor)) in _PLAIN or (outer := C.read(tensor)).kind not in WRAPPERS:
+            continue
+        number = outer.impl.version_counter
+        if number not in (None, counter) and number not in found and _meet(written, [r for _, r in _insides(tensor)]):
+            found[number] = tensor
+    return list(found.values())
+
+
+def _written_parts(record: TensorRecord, x: torch.Tensor) -> list[Any]:
+    """Answer where a write goes to: the tensor, or what a wrapper consists of, but not its offsets or scales."""
+    if record.kind in WITH_MEMORY:
+        return [record]
+    inner = _insides(x) if record.kind in WRAPPERS else []
+    if record.kind == "nested_jagged":
+        return [part for path, part in inner if path == "._values"]
+    sizes = [part.extent.nbytes or 0 for _, part in inner]
+    return [part for size, (_, part) in zip(sizes, inner, strict=True) if 2 * size >= max(sizes)]
+
+
+def _insides(wrapper: Any) -> list[tuple[str, Any]]:
+    """Answer the tensors with memory that a wrapper's attributes lead to, each after its path."""
+    places = find_tensors([("", wrapper)], most=MAX_TENSORS).places
+    read = ((place.path, C.read(place.tensor)) for place in places)
+    return [(path, record) for path, record in read if _has_bytes(record)]
+
+
+def _has_bytes(record: Any) -> bool:
+    return record.kind in WITH_MEMORY and record.storage is not None and bool(record.data and record.data.pointer)
+
+
+def _meet(ones: Iterable[Any], others: Sequence[Any]) -> bool:
+    """Tell whether tensors of both groups have a byte in common, or nobody can tell that they do not."""
+    return any(_share_bytes(one, other) for one in ones for other in others)
+
+
+def _share_bytes(one: Any, other: Any) -> bool:
     origin = min(one.data.pointer, other.data.pointer)
     a, b = region(one, origin), region(other, origin)
     return a is None or b is None or C.overlap_of(a, b)[0] != "disjoint"
+
+
+def _is_doomed(slot: Any) -> bool:
+    """Tell whether a saved tensor was written since, so that its backward raises whatever is written now."""
+    return bool(slot[5] != slot[6].impl.version)
 
 
 def _saver(slot: Any) -> dict[str, Any]:

@@ -8,9 +8,11 @@
 
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 
 #define TENSORPLAY_COMPAT_GRAPH
 #include "../compat.h"
+#include "read.h"
 
 namespace tensorplay {
 namespace {
@@ -31,6 +33,32 @@ void append_all(std::span<const torch::autograd::SavedVariable> saved, std::stri
                 std::vector<SavedSlot>& out) {
   int32_t index = 0;
   for (const auto& variable : saved) out.push_back({name, index++, &variable});
+}
+
+using NodeOwner = decltype(AutogradMeta::grad_fn_);
+
+// The node behind the gradient in a tensor's slot, or null. Needs: no other thread replaces the gradient.
+NodeOwner gradient_fn_of(const c10::TensorImpl& impl) {
+  const at::TensorBase* grad = grad_of(impl);
+  const c10::TensorImpl* found = grad == nullptr ? nullptr : grad->unsafeGetTensorImpl();
+  return found == nullptr || grad_fn_of(*found) == nullptr
+             ? NodeOwner()
+             : static_cast<const AutogradMeta*>(found->autograd_meta())->grad_fn_;
+}
+
+// The same, or null while another thread accumulates into the slot.
+NodeOwner settled_gradient_fn_of(const c10::TensorImpl& impl) {
+  if (grad_of(impl) == nullptr) return {};
+  NodeOwner accumulator;
+  {
+    const auto& meta = static_cast<const AutogradMeta&>(*impl.autograd_meta());
+    const std::unique_lock<std::mutex> lock(meta.mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return {};
+    accumulator = meta.grad_accumulator_.lock();
+  }
+  if (accumulator.get() == nullptr) return gradient_fn_of(impl);
+  const std::unique_lock<std::mutex> lock(compat::node_mutex(*accumulator), std::try_to_lock);
+  return lock.owns_lock() ? gradient_fn_of(impl) : NodeOwner();
 }
 
 }  // namespace
@@ -63,15 +91,25 @@ SavedFacts read_saved(const torch::autograd::SavedVariable& variable) {
   return facts;
 }
 
-void walk_graph(std::span<const Node* const> roots, PythonSaved python_saved, GraphVisitor& visitor) {
+void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor) {
   std::unordered_set<const Node*> seen;
   std::vector<Step> open;
   std::vector<SavedSlot> slots;
   const auto push = [&](const Node* node, size_t root) {
     if (node != nullptr && seen.insert(node).second) open.push_back({node, root});
   };
+  // Behind gradients: another thread may replace one meanwhile.
+  std::vector<NodeOwner> owned;
+  const auto push_owned = [&](NodeOwner node, size_t root) {
+    push(node.get(), root);
+    if (node.get() != nullptr) owned.push_back(std::move(node));
+  };
   for (size_t root = 0; root < roots.size(); ++root) {
-    push(roots[root], root);
+    push(roots[root].node, root);
+    if (roots[root].tensor != nullptr) {
+      push(grad_fn_of(*roots[root].tensor), root);
+      push_owned(settled_gradient_fn_of(*roots[root].tensor), root);
+    }
     while (!open.empty()) {
       const Step step = open.back();
       open.pop_back();
@@ -84,6 +122,9 @@ void walk_graph(std::span<const Node* const> roots, PythonSaved python_saved, Gr
           // An in-place write on a view: the operator's own node is inside.
           if (const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(step.node)) {
             push(slices->fn.get(), step.root);
+          }
+          if (const at::TensorBase* leaf = leaf_of(*step.node); leaf != nullptr && leaf->defined()) {
+            push_owned(gradient_fn_of(*leaf->unsafeGetTensorImpl()), step.root);
           }
         }
       }

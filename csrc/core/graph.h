@@ -47,10 +47,17 @@ class GraphVisitor {
                      bool busy) = 0;
 };
 
+// Where a walk begins: a node, or a tensor, with the graph behind it and the one behind its gradient, which
+// create_graph made and nothing else need hold.
+struct GraphRoot {
+  const torch::autograd::Node* node = nullptr;
+  const c10::TensorImpl* tensor = nullptr;
+};
+
 // Needs the GIL where Python functions' nodes are in the graph (`python_saved` may be null: theirs are then
-// not read), and the roots kept alive. O(nodes + edges).
-void walk_graph(std::span<const torch::autograd::Node* const> roots, PythonSaved python_saved,
-                GraphVisitor& visitor);
+// not read), and the roots kept alive. A gradient that another thread accumulates now is passed over.
+// O(nodes + edges).
+void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor);
 
 // The node that autograd's field names, also where it is stale; null for a leaf.
 const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& impl);

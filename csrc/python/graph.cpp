@@ -116,20 +116,20 @@ bool read_addresses(PyObject* sequence, std::unordered_set<const void*>& out) {
   return PyErr_Occurred() == nullptr;
 }
 
-// Null for what is no node: a SavedTensor.
-bool read_roots(PyObject* sequence, std::vector<const Node*>& out, SavedList& saved) {
+// Neither node nor tensor for what is none: a SavedTensor.
+bool read_roots(PyObject* sequence, std::vector<GraphRoot>& out, SavedList& saved) {
   PyObject* fast = PySequence_Fast(sequence, "saved_tensors() takes a sequence of tensors and nodes");
   if (fast == nullptr) return false;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
     PyObject* root = PySequence_Fast_GET_ITEM(fast, i);
     const at::Tensor* tensor = unpack_tensor(root);
     if (tensor != nullptr) {
-      out.push_back(grad_fn_of(*tensor->unsafeGetTensorImpl()));
+      out.push_back({nullptr, tensor->unsafeGetTensorImpl()});
     } else if (is_node_class(Py_TYPE(root))) {
-      out.push_back(unpack_node(root));
+      out.push_back({unpack_node(root), nullptr});
     } else if (const auto* variable = unpack_saved(root)) {
       saved.visit({"saved_args", -1, variable}, "torch.utils.checkpoint", out.size());
-      out.push_back(nullptr);
+      out.push_back({});
     } else {
       PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or a node of autograd, got %.200s",
                    Py_TYPE(root)->tp_name);
@@ -159,7 +159,7 @@ PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyObject* list = PyList_New(0);
     if (list == nullptr) return nullptr;
     SavedList saved(list, counter, by_storage ? &storages : nullptr);
-    std::vector<const Node*> roots;
+    std::vector<GraphRoot> roots;
     const bool valid = read_roots(args[0], roots, saved);
     if (valid) walk_graph(roots, saved_by_python, saved);
     if (!valid || saved.failed()) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -678,20 +678,23 @@ def _of_one_container(paths: Sequence[str]) -> list[str]:
     return max(by_container.values(), key=len)
 
 
-def _overlapping(scene: Scene, subjects: Sequence[Subject]) -> Iterator[tuple[list[Subject], int]]:
-    """Answer which of some tensors over one storage reach the same bytes, each with how many at most two share."""
-    sets = {id(subject): [subject] for subject in subjects}
-    most: dict[int, int] = {}
-    for a, b, _, shared in scene.pairs(subjects).found if len(subjects) > 1 else ():
-        one, two = sets[id(a)], sets[id(b)]
+def _joined(subjects: Sequence[Subject], couples: Iterable[tuple[Subject, Subject]]) -> dict[int, list[Subject]]:
+    """Answer by identity the group of each subject: those that couples connect are one."""
+    groups = {id(subject): [subject] for subject in subjects}
+    for a, b in couples:
+        one, two = groups[id(a)], groups[id(b)]
         if one is not two:
             one += two
-            for subject in two:
-                sets[id(subject)] = one
-        most[id(one)] = max(most.get(id(one), 0), most.get(id(two), 0), shared or 0)
+            groups |= dict.fromkeys(map(id, two), one)
+    return groups
+
+
+def _overlapping(scene: Scene, subjects: Sequence[Subject]) -> Iterator[tuple[list[Subject], int]]:
+    """Answer which of some tensors over one storage reach the same bytes, each with how many bytes several reach."""
+    pairs = scene.pairs(subjects).found if len(subjects) > 1 else ()
+    sets = _joined(subjects, ((a, b) for a, b, *_ in pairs))
     for together in {id(found): found for found in sets.values()}.values():
-        alone = together[0].record.extent.visible_nbytes if len(together) == 1 else 0
-        yield together, max(most.get(id(together), 0), alone or 0)
+        yield together, scene.shared_bytes(together)
 
 
 def _relative(names: list[str]) -> list[str]:
@@ -714,8 +717,8 @@ class WrappersOverOne(SceneRule):
 
     Wrapper subclasses have no memory of their own: their pointer is null and says nothing. The tensors they hold in
     attributes are compared instead, by the bytes they reach; of jagged nested tensors their values. Views of one
-    wrapper, what `detach()` made of it, copies of a parameter in a state dict, and parts beside the main one, as
-    offsets and scales, are passed over.
+    wrapper, what `detach()` and `.data` made of it, copies of a parameter in a state dict, and parts beside the main
+    one, as offsets and scales, are passed over.
 
     ## Why it matters
 
@@ -724,7 +727,8 @@ class WrappersOverOne(SceneRule):
 
     ## Known limits
 
-    Only tensors that attributes or slots of the wrapper name are compared.
+    Only tensors that attributes or slots of the wrapper name are compared. Two wrappers, no parameters, that were built
+    over a tensor and its `detach()` look like one and its `.data`, and are passed over.
 
     ## Example
 
@@ -812,10 +816,12 @@ class WrappersOverOne(SceneRule):
         held = [s for s in _tensors_over(group, wrappers) if s.read.record.kind in WRAPPERS]
         if any(map(_is_parameter, held)):  # others are its copies, as in a state dict
             held = list(filter(_is_parameter, held))
+        couples = list(itertools.islice(itertools.combinations(held, 2), _MOST_PAIRS))
+        families = _joined(held, ((one, two) for one, two in couples if _is_kin(one, two)))
         pairs = [
             (one, two, shared)
-            for one, two in itertools.islice(itertools.combinations(held, 2), _MOST_PAIRS)
-            if not _is_kin(one, two)
+            for one, two in couples
+            if families[id(one)] is not families[id(two)]
             for relation, shared in [scene.overlap(one.record, two.record)]
             if relation not in ("disjoint", "too_hard")
         ]
@@ -859,8 +865,21 @@ def _wrappers(scene: Scene) -> dict[str, _Wrapper]:
     return found
 
 
+def _is_data_of(a: Subject, b: Subject) -> bool:
+    """Tell whether one wrapper may be the other's .data: another version, and what it holds detached, no view."""
+    one, two = a.record.impl, b.record.impl
+    return bool(
+        one.address != two.address
+        and (one.base or one.address) != (two.base or two.address)
+        and one.version_counter is not None
+        and one.version_counter == two.version_counter
+        and _geometry(a.record) == _geometry(b.record)
+        and a.read.record.python.type == b.read.record.python.type
+    )
+
+
 def _is_kin(a: Subject, b: Subject) -> bool:
-    """Tell whether one wrapper is a view of the other, of the same base, or what detach() made of it.
+    """Tell whether one wrapper is a view of the other, of the same base, or what detach() or .data made of it.
 
     Each of these makes the values of a jagged tensor anew: two that have one object were built over it.
     """
@@ -868,5 +887,7 @@ def _is_kin(a: Subject, b: Subject) -> bool:
     if a.read.record.kind == "nested_jagged" and a.record.impl.address == b.record.impl.address:
         return bool(one.address == two.address)
     if one.version_counter is not None and one.version_counter == two.version_counter:
+        return True
+    if _is_data_of(a, b) and not (_is_parameter(a) or _is_parameter(b)):
         return True
     return len({one.base or one.address, two.base or two.address}) == 1

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -44,8 +45,8 @@ class Collector : public GraphVisitor {
 
 Collector walk(const at::Tensor& root) {
   Collector collector;
-  const Node* node = grad_fn_of(*root.unsafeGetTensorImpl());
-  walk_graph(std::span(&node, 1), nullptr, collector);
+  const GraphRoot start{nullptr, root.unsafeGetTensorImpl()};
+  walk_graph(std::span(&start, 1), nullptr, collector);
   return collector;
 }
 
@@ -64,6 +65,22 @@ TEST(Graph, names_what_each_node_saved) {
   EXPECT_EQ(found.seen[1].node + "." + found.seen[1].argument, "MulBackward0.other");
   EXPECT_EQ(found.seen[1].saved.tensor->unsafeGetTensorImpl(), y.unsafeGetTensorImpl());
   EXPECT_EQ(found.seen[2].saved.state, SlotState::kNothing);
+}
+
+TEST(Graph, goes_on_behind_a_gradient_that_has_a_graph) {
+  const at::Tensor plain = leaf({3});
+  plain.pow(3).sum().backward();
+  const at::Tensor x = leaf({3});
+  x.pow(3).sum().backward({}, std::nullopt, /*create_graph=*/true);
+
+  EXPECT_EQ(walk(plain).nodes, 0U);
+  const Collector found = walk(x);
+  EXPECT_GT(found.nodes, 1U);
+  const bool saved = std::any_of(found.seen.begin(), found.seen.end(), [&](const Seen& seen) {
+    return seen.saved.tensor != nullptr && seen.saved.tensor->is_same(x);
+  });
+  EXPECT_TRUE(saved);
+  x.mutable_grad() = at::Tensor();  // the gradient's graph holds the leaf
 }
 
 TEST(Graph, expected_version_stays_where_the_tensor_s_moves) {

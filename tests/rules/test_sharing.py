@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -1107,6 +1108,36 @@ def test_tp303_on_random_ties(tied, over):
     )
 
 
+@given(
+    slices=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6), st.integers(1, 3)), min_size=2, max_size=5),
+    whole=st.booleans(),
+)
+@settings(deadline=None)
+def test_tp303_counts_the_bytes_that_several_parameters_reach(slices, whole):
+    flat = nn.Parameter(torch.zeros(16))
+    reached = [range(begin, begin + length, step) for begin, length, step in slices]
+    parameters = [nn.Parameter(flat.data[span.start : span.stop : span.step]) for span in reached]
+    if whole:
+        parameters.append(flat)
+        reached.append(range(16))
+
+    findings = found({f"p{n}": parameter for n, parameter in enumerate(parameters)}, "TP303")
+
+    cells = Counter(cell for span in reached for cell in span)
+    assert sum(f.evidence["shared_bytes"] for f in findings) == 4 * sum(count > 1 for count in cells.values())
+
+
+def test_tp303_of_a_flat_buffer_and_its_slices_counts_all_bytes():
+    flat = nn.Parameter(torch.zeros(512))
+    parts = {f"part{n}": nn.Parameter(flat.data[256 * n : 256 * (n + 1)]) for n in range(2)}
+
+    finding = the_finding({"flat": flat, **parts}, "TP303")
+
+    assert finding.severity == "info"
+    assert "one storage, 2.0 KiB of 2.0 KiB shared" in finding.subject
+    assert found(parts, "TP303") == []
+
+
 # -- TP314 two wrappers over one storage
 
 
@@ -1147,6 +1178,12 @@ def test_tp314_two_wrappers_over_one_tensor_fire():
         lambda: (flat := torch.ones(8), (helpers.Wrapper(flat[:4]), helpers.Wrapper(flat[4:])))[1],
         lambda: (w := Over(torch.ones(4)), (w, w))[1],
         lambda: (w := Over(torch.ones(4)), (w, w.detach()))[1],
+        lambda: (w := Over(torch.ones(4)), (w, w.data, w.data.data, w.detach()))[1],
+        lambda: (w := Over(torch.ones(8)[2:6]), (w, w.data))[1],
+        lambda: (
+            x := torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(5, 3)], layout=torch.jagged),
+            (x, x.data),
+        )[1],
         lambda: (w := Over(torch.ones(4)), (w, w.view(2, 2), w.view(4, 1).detach()))[1],
         lambda: (w := Over(torch.ones(4)), (w, w.local))[1],
         lambda: (s := torch.ones(1), (Over(torch.ones(4), s), Over(torch.ones(4), s)))[1],
@@ -1168,6 +1205,20 @@ def test_tp314_two_kept_state_dicts_of_one_model_are_silent():
 
     assert found({"model": model, "one": model.state_dict(), "two": model.state_dict()}, "TP314") == []
     assert found({"one": model.state_dict(), "two": model.state_dict()}, "TP314") == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda local: (Over(local), Over(local.data)),
+        lambda local: (Over(local), Over(local[:])),
+        lambda local: (nn.Parameter(Over(local)), nn.Parameter(Over(local.detach()))),
+    ],
+)
+def test_tp314_wrappers_built_over_one_memory_are_not_taken_for_data(make):
+    a, b = make(torch.ones(4))
+
+    assert the_finding({"a": a, "b": b}, "TP314").evidence["tensors"] == ["a", "b"]
 
 
 def test_tp314_two_parameters_over_one_tensor_fire_although_a_state_dict_is_beside_them():

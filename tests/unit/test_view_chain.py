@@ -159,6 +159,32 @@ def test_as_strided_where_no_named_operators_do():
     assert chain.note == "no chain of up to 4 named operators gives this geometry"
 
 
+def test_a_node_that_a_write_put_there_is_not_taken_for_the_operator_that_was_run():
+    base = torch.zeros(4, 6, requires_grad=True) * 1
+    fresh = base.as_strided((3, 6), (6, 1), 6)
+    view = base[1:]
+    assert [(s.op, s.source) for s in tp.show_view_chain(fresh, quiet=True).chain.steps] == [("as_strided", "autograd")]
+    assert tp.show_view_chain(view, quiet=True).chain.source == "autograd"
+
+    view.mul_(2)
+
+    chain = tp.show_view_chain(view, quiet=True).chain
+    assert [(step.op, step.source) for step in chain.steps] == [("narrow", "inferred")]
+    assert chain.source == "inferred"
+    assert chain.note.startswith("autograd's node says as_strided: PyTorch writes that")
+
+
+def test_as_strided_is_kept_where_named_operators_would_be_contrived():
+    base = torch.zeros(6, 8, requires_grad=True) * 1
+    odd = base.as_strided((3, 2), (5, 3), 0)
+
+    odd.mul_(2)
+
+    chain = tp.show_view_chain(odd, quiet=True).chain
+    assert [(step.op, step.source) for step in chain.steps] == [("as_strided", "autograd")]
+    assert chain.note.startswith("autograd's node says as_strided: PyTorch writes that")
+
+
 def test_as_strided_of_a_chain_recorded_too_late_is_explained(table):
     early = table[1:]
     with tp.record_views():

@@ -132,14 +132,19 @@ def test_a_write_inside_torch_is_told_by_the_call_of_the_user():
 
 AT_THE_WRITE = {
     "a.mul_(2); x.mul_(3)": "x.mul_(3)",
-    "(a.zero_(), x.zero_())": "x.zero_()",
-    "'é', a.zero_(), x.zero_()": "x.zero_()",
-    "a.add_(1).add_(x.mul_(3))": "x.mul_(3)",
-    "x.mul_(3).add_(a.mul_(2))": "x.mul_(3)",
-    "a += x.mul_(3)": "x.mul_(3)",
-    "a[0] = x[0] = 1": "x[0] = 1",
+    "(a.zero_(), x.zero_())": "(a.zero_(), x.zero_())",
+    "'é', a.zero_(), x.zero_()": "('é', a.zero_(), x.zero_())",
+    "a.add_(1).add_(x.mul_(3))": "a.add_(1).add_(x.mul_(3))",
+    "x.mul_(3).add_(a.mul_(2))": "x.mul_(3).add_(a.mul_(2))",
+    "a += x.mul_(3)": "a += x.mul_(3)",
+    "a[0] = x[0] = 1": "a[0] = x[0] = 1",
     "(a\n .add_(1))\n(x\n .mul_(\n  3))": "x.mul_(3)",
-    "(a\n .add_(1)\n .add_(x\n  .mul_(3)))": "x.mul_(3)",
+    "(a\n .add_(1)\n .add_(x\n  .mul_(3)))": "a.add_(1).add_(x.mul_(3))",
+    "y = x.mul_(3)": "y = x.mul_(3)",
+    "y = torch.relu_(x) * 3": "y = torch.relu_(x) * 3",
+    "x.mul_(2).add_(1, alpha=.5)": "x.mul_(2).add_(1, alpha=0.5)",
+    "if x.mul_(3).sum() > 0: a.mul_(2)": "x.mul_(3)",
+    "[x.mul_(i) for i in (2, 3)]": "x.mul_(i)",
 }
 
 
@@ -150,13 +155,24 @@ def error_of_source(source: str, path, names: dict) -> BaseException:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no columns before Python 3.11")
 @pytest.mark.parametrize("line", AT_THE_WRITE)
-def test_of_several_writes_on_a_line_the_one_that_raised_is_told(line, tmp_path):
-    error = error_of_source(line, tmp_path / "program.py", {"a": torch.ones(4, 4), "x": leaf()})
+def test_of_several_writes_on_a_line_the_one_that_raised_is_told_with_its_statement(line, tmp_path):
+    names = {"torch": torch, "a": torch.ones(4, 4), "x": leaf()}
+    error = error_of_source(line, tmp_path / "program.py", names)
 
     fixes = tp.recommend_fix(error)
 
     assert fixes[0].code == f"with torch.no_grad():\n    {AT_THE_WRITE[line]}"
+    assert fixes[-1].code == f"x = x.clone()\n{AT_THE_WRITE[line]}"
     assert "stands for" not in fixes.subject
+
+
+def test_a_statement_that_goes_on_with_what_it_wrote_loses_its_gradient_under_no_grad(tmp_path):
+    safety = {}
+    for line in ("x.mul_(2).add_(1)", "y = x.mul_(2)", "y = torch.relu_(x) * 3"):
+        error = error_of_source(line, tmp_path / f"{len(safety)}.py", {"torch": torch, "x": leaf()})
+        safety[line] = tp.recommend_fix(error)[0].safety
+
+    assert list(safety.values()) == ["safe", "safe", "changes gradient"]
 
 
 @pytest.mark.parametrize("line", ["a.mul_(2); x.mul_(3)", "a[0] = x[0] = 1", "x.mul_(3).add_(a.mul_(2))"])
@@ -166,7 +182,7 @@ def test_of_several_writes_on_a_line_none_is_claimed_where_columns_are_not_known
 
     fixes = tp.recommend_fix(error)
 
-    assert fixes.subject.endswith("; x stands for the tensor that was written")
+    assert fixes.subject.endswith("; x stands for the tensor that was written, and x.mul_(2) for the write")
     assert fixes[0].code == "with torch.no_grad():\n    x.mul_(2)"
 
 
@@ -242,6 +258,9 @@ OVERLAPPING = {
     "wide += x": "wide = wide + x",
     "wide[:] = number": "wide = wide.clone()\nwide[:] = number",
     "wide[1:].add_(x[1:])": "wide = wide.clone()\nwide[1:].add_(x[1:])",
+    "y = 1 * x[1:].add_(x[:-1])": "y = 1 * x[1:].add_(x[:-1].clone())",
+    "x[1:].add_(x[:-1]).mul_(number)": "x[1:].add_(x[:-1].clone()).mul_(number)",
+    "y = torch.add(x[:-1], number, out=x[1:]) * 2": "y = x[1:].copy_(torch.add(x[:-1], number)) * 2",
 }
 
 
@@ -287,6 +306,29 @@ def test_a_backward_s_error_leads_to_the_tensor_and_its_write():
     ]
 
 
+def test_of_several_writes_that_may_be_the_cause_none_is_claimed():
+    hidden = inner()
+    loss = (hidden * hidden).sum()
+    hidden[0] = 1
+    hidden[1] = 1
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        fixes, given = tp.recommend_fix(error), tp.recommend_fix(error, write="hidden[0] = 1")
+
+    assert fixes.subject.endswith("; hidden, saved by MulBackward0 (other); hidden.mul_(2) stands for the write")
+    assert fixes[0].code == "hidden = hidden.mul(2)"
+    assert "stands for" not in given.subject
+
+
+def test_a_write_that_was_not_given_is_said_to_be_a_pattern():
+    x = leaf()
+
+    assert tp.recommend_fix(x).subject.endswith("; x.mul_(2) stands for the write")
+    assert "stands for" not in tp.recommend_fix(x, write="x.mul_(2)").subject
+    assert "stands for" not in tp.recommend_fix(x.detach()).subject
+
+
 def test_a_backward_s_error_about_a_view_leads_to_the_write_of_its_base():
     base = inner()
     row = base[1]
@@ -308,7 +350,8 @@ def test_a_backward_s_error_of_a_graph_that_is_gone_leads_to_what_looks_like_it(
 
     fixes = tp.recommend_fix(error)
 
-    assert fixes.subject.endswith("; y, which has the shape and the version that the error names")
+    named = "; y, which has the shape and the version that the error names"
+    assert fixes.subject.endswith(f"{named}; y.mul_(2) stands for the write")
     assert fixes[0].code == "y = y.mul(2)"
     assert other._version == 0
 
@@ -322,7 +365,7 @@ def test_a_backward_s_error_that_two_tensors_fit_names_none():
 
     fixes = tp.recommend_fix(error)
 
-    assert fixes.subject.endswith("; x stands for the tensor that was written")
+    assert fixes.subject.endswith("; x stands for the tensor that was written, and x.mul_(2) for the write")
 
 
 def test_a_backward_s_error_without_a_name_tells_the_saver():
@@ -383,6 +426,69 @@ def test_a_statement_that_may_write_is_taken(write):
     x = leaf()
 
     assert write in tp.recommend_fix(x, write=write)[0].code
+
+
+@pytest.mark.parametrize(
+    "write",
+    ["x.mul(2)", "torch.mul(x, 2)", "x[0].mul(2)", "y = x.mul(2).add(1)", "held['x'].mul(2)", "sum(x.abs())"],
+)
+def test_a_statement_that_makes_new_tensors_alone_is_refused(write):
+    x = leaf()
+    held = {"x": x}
+
+    with pytest.raises(ValueError, match="takes a statement that writes"):
+        tp.recommend_fix(x, write=write)
+    assert held
+
+
+@pytest.mark.parametrize(
+    "write",
+    ["x.my_method()", "x.mul(2).add_(1)", "x.numpy().sort()", "torch.mul(x, 2, out=x)", "x.mul(step(x))", "it.add(x)"],
+)
+def test_a_method_that_may_write_is_taken(write):
+    x = leaf()
+
+    assert len(tp.recommend_fix(x, write=write)) > 0
+
+
+# What is asked about has other names: the one that the write goes through is what has to be bound anew.
+ALIASES = {
+    "y.mul_(2)": ["y = h[:2]\ny.mul_(2)", "y = y.mul(2)", "y = y.clone()\ny.mul_(2)"],
+    "d['k'].mul_(2)": ["d['k'] = h[:2]\nd['k'].mul_(2)", "d['k'] = d['k'].mul(2)"],
+    "z = y.mul_(2)": ["y = h[:2]\nz = y.mul_(2)", "y = y.clone()\nz = y.mul_(2)"],
+    "q.mul_(2)": ["q = h[:2]\nq.mul_(2)", "q = q.mul(2)", "q = q.clone()\nq.mul_(2)"],
+}
+
+
+@pytest.mark.parametrize("write", ALIASES)
+def test_a_write_through_another_name_is_mended_under_this_name(write):
+    h = inner()
+    q = h.chunk(2)[0]
+    y, d = q, {"k": q}
+
+    codes = [fix.code for fix in tp.recommend_fix(q, write=write)]
+
+    assert y is d["k"]
+    assert codes[: len(ALIASES[write])] == ALIASES[write]
+    for code in codes:
+        again = inner()
+        part = again.chunk(2)[0]
+        exec(code, {"h": again, "q": part, "y": part, "d": {"k": part}})
+
+
+def test_a_write_in_the_arguments_is_not_left_in_an_operator_out_of_place():
+    x, other = leaf(), torch.ones(4, 4)
+
+    codes = [fix.code for fix in tp.recommend_fix(x, write="x.mul_(x.add_(1))")]
+
+    assert codes == [
+        "with torch.no_grad():\n    x.mul_(x.add_(1))",
+        "x = x.clone()\nx.mul_(x.add_(1))",
+    ]
+    for code in codes:
+        exec(code, {"torch": torch, "x": leaf()})
+    assert "x = x.mul(other.add_(1))" in [fix.code for fix in tp.recommend_fix(x, write="x.mul_(other.add_(1))")]
+    assert other._version == 0
 
 
 def test_a_write_by_out_that_grad_mode_refuses_is_not_recommended():
@@ -823,3 +929,110 @@ def test_other_bytes_of_a_saved_storage_are_safe():
     assert tp.is_safe_view(base.data[3:])
     assert not tp.is_safe_view(base.data[2:])
     loss.backward()
+
+
+class Wrapper(torch.Tensor):
+    """Computes with the tensor it holds, as DTensor does."""
+
+    local: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, local):
+        return torch.Tensor._make_wrapper_subclass(cls, local.shape, dtype=local.dtype)
+
+    def __init__(self, local):
+        self.local = local
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        made = function(*(arg.local if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+        if function._schema.is_mutable:
+            return args[0]
+        return cls(made) if isinstance(made, torch.Tensor) else made
+
+
+def wrapped_and_written() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Answer a tensor that wraps memory, and another tensor over this memory."""
+    wrapper = Wrapper(torch.ones(3)).requires_grad_()
+    again = Wrapper(torch.ones(3)).requires_grad_()
+    jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged, requires_grad=True) * 1
+    jagged.retain_grad()
+    return {
+        "attribute": (wrapper, wrapper.local),
+        "view of it": (wrapper, wrapper.local[2:]),
+        "wrapper of its own": (again, Wrapper(again.local)),
+        "values of a jagged tensor": (jagged, jagged._values),
+    }
+
+
+@pytest.mark.parametrize("name", wrapped_and_written())
+def test_what_a_saved_wrapper_consists_of_is_saved(name):
+    wrapper, written = wrapped_and_written()[name]
+    assert tp.is_safe_view(written), "no graph saved the wrapper"
+    loss = (wrapper * wrapper).sum()
+
+    verdict = tp.is_safe_view(written)
+
+    assert [hazard.kind for hazard in verdict.hazards] == ["saved_unseen"]
+    assert "MulBackward0 (self)" in str(verdict)
+    assert tp.is_safe_view(written.clone())
+    assert not tp.is_safe_view(wrapper)
+    written.mul_(10)
+    loss.backward()  # and nothing raises
+    values = wrapper.grad.local if isinstance(wrapper.grad, Wrapper) else wrapper.grad.values()
+    assert values[-1] == 20
+    assert tp.is_safe_view(written), "the graph has given its tensors back"
+
+
+def test_a_wrapper_that_shares_only_offsets_with_a_saved_one_is_safe():
+    offsets = torch.tensor([0, 1, 3])
+    saved = torch.nested.nested_tensor_from_jagged(torch.ones(3), offsets).requires_grad_()
+    loss = (saved * saved).sum()
+
+    assert tp.is_safe_view(torch.nested.nested_tensor_from_jagged(torch.ones(3), offsets))
+    assert not tp.is_safe_view(offsets)
+    loss.backward()
+
+
+def test_a_saver_whose_backward_raises_already_is_not_endangered_again():
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y.add_(1)
+    assert tp.is_safe_view(y), "nothing is left to endanger"
+    later = y.sin()
+
+    verdict = tp.is_safe_view(y)
+
+    (hazard,) = verdict.hazards
+    assert [entry["node"] for entry in hazard.evidence["saved_by"]] == ["SinBackward0"]
+    assert "ExpBackward0 (result), and written since: that backward raises already" in str(verdict)
+    assert later.grad_fn is not None
+
+
+def test_a_saved_alias_whose_backward_raises_already_is_not_endangered_again():
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    alias = y.data
+    assert not tp.is_safe_view(alias)
+
+    y.add_(1)
+
+    assert tp.is_safe_view(alias)
+
+
+def test_a_graph_behind_a_gradient_that_nobody_read_is_seen():
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that create_graph keeps what it makes alive
+        (x**3).sum().backward(create_graph=True)
+    plain = torch.ones(3, requires_grad=True)
+    (plain**3).sum().backward()
+
+    with torch.no_grad():
+        verdicts = [tp.is_safe_view(tensor) for tensor in (x, plain)]
+        x.mul_(2)
+
+    assert [hazard.kind for hazard in verdicts[0].hazards] == ["saved"]
+    assert verdicts[1]
+    error_of(lambda: x.grad.sum().backward())
+    x.grad = None  # its graph holds x
