@@ -120,7 +120,10 @@ def _held(name: str, x: Any, record: Any, watched: list[tuple[str, int]], names:
     for (layer, _), (count, found, stacks, _, _) in zip(watched, answers, strict=True):
         mine = [_reference(layer, number, how, x, names) for number, how in found]
         references += mine
-        ledgers.append(_ledger(layer, count, mine, stacks))
+        # Of a frame that runs C code, the end of the evaluation stack is not known; a function that PyTorch kept for a
+        # view may hold the base again, out of sight.
+        guesses = {"on the evaluation stack of a frame": stacks, "in the functions of views of it": _kept(found, names)}
+        ledgers.append(_ledger(layer, count, mine, guesses))
     state, cycle = answers[0][3:5]
     return Held(
         name=name,
@@ -154,7 +157,14 @@ def _reference(layer: Any, number: int, how: Any, x: Any, names: PathNames) -> _
     return _Reference(layer, what, names.text(number), root)
 
 
-def _ledger(layer: Any, count: int, references: Iterable[_Reference], stacks: int) -> Ledger:
+def _kept(found: Iterable[tuple[int, Any]], names: PathNames) -> int:
+    """Count the views with a function of their own among those that refer to a base."""
+    views = (names.object(number) for number, (_, what) in found if what == "base")
+    answers = (C.view_of(view) for view in views if view is not None)
+    return sum(answer is not None and answer[2] is not None for answer in answers)
+
+
+def _ledger(layer: Any, count: int, references: Iterable[_Reference], guesses: dict[str, int]) -> Ledger:
     kinds: Counter[str] = Counter()
     for reference in references:
         if reference.root.kind == "probe" and reference.how == "reference":
@@ -170,10 +180,10 @@ def _ledger(layer: Any, count: int, references: Iterable[_Reference], stacks: in
         else:
             kinds[_KINDS.get(reference.how, reference.how)] += 1
     left = count - sum(kinds.values())
-    # A value on the stack of a frame that runs C code is seen, but not how far the stack reaches.
-    if left > 0 and stacks:
-        kinds["on the evaluation stack of a frame"] = min(left, stacks)
-        left -= min(left, stacks)
+    for kind, most in guesses.items():
+        if left > 0 and most:
+            kinds[kind] = min(left, most)
+            left -= min(left, most)
     terms = tuple((number, _plural(kind, number)) for kind, number in kinds.items())
     return Ledger(of=layer, counter=_COUNTERS[layer], count=count, terms=terms, unaccounted=max(0, left))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,7 @@ def cpp_owners():
     """C++ code that owns tensors, storages and objects: compiled by whichever process of the tests comes first."""
     from torch.utils.cpp_extension import load
 
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for ninja
     name = f"{platform.python_implementation()}-{platform.python_version()}-torch-{torch.__version__}"
     folder = TESTS.parent / "build" / "test-extensions" / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -268,15 +268,16 @@ class Parked:
     """A thread that waits with a tensor among its variables."""
 
     def __init__(self) -> None:
-        self.go_on, running = threading.Event(), threading.Event()
+        go_on, running = threading.Event(), threading.Event()
 
         def run() -> None:
             x = tensor()
             running.set()
-            self.go_on.wait()
+            go_on.wait()
             del x
 
-        self.thread = threading.Thread(target=run)
+        self.go_on = go_on
+        self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
         running.wait()
 
@@ -521,6 +522,12 @@ def by_checkpoint():
 @situation
 def by_reentrant_checkpoint():
     return checkpoint(lambda x: x.exp().sin(), leaf(), use_reentrant=True)
+
+
+@situation
+def by_functions_of_views():
+    x = torch.zeros(6, dtype=torch.complex64)
+    return x, x.imag[:3], x.imag, x[1:]
 
 
 @situation
