@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tensorplay._native import C
+from tensorplay.activations import attributes_over, hooks_of, is_suspect
 from tensorplay.classes import derives
+from tensorplay.failures import Frame, KeptError, kept_error, variable_of
 from tensorplay.layers import Grown, Growth, Slope
 from tensorplay.live import OWN_FILES
 from tensorplay.paths import PathNames, Root
@@ -139,6 +142,17 @@ class Row(NamedTuple):
         )
 
 
+class Activations(NamedTuple):
+    """What modules keep outside parameters and buffers."""
+
+    storages: list[NewStorage]
+    attributes: list[str]
+    """Their paths."""
+    modules: int
+    hooks: int
+    """Forward hooks that these modules have still."""
+
+
 def rows_of(placed: Iterable[Placed]) -> list[Row]:
     """Answer storages by the places that hold them, those that pin most first."""
     found: dict[tuple[str, str], list[Placed]] = {}
@@ -221,7 +235,67 @@ class Surge:
         new = {storage.entry for storage in self.new}
         return self.inherited(lambda number: number if number in new else None)
 
-    def attributes_of_modules(self) -> list[tuple[int, str] | None]:
+    def is_parameter(self, storage: NewStorage) -> bool:
+        """Tell whether it is a parameter's."""
+        return derives(type(storage.tensor(self.names)), nn.Parameter)
+
+    def kind_of_cycle(self, around: Sequence[Any]) -> str:
+        """Say what closes a cycle: the context of a Function, an exception, a hook, or something other."""
+        objects = [self.names.object(begin) for begin, _, _ in around]
+        if any(derives(type(obj), torch.autograd.function.FunctionCtx) for obj in objects):
+            return "context"
+        if any(derives(type(obj), BaseException) for obj in objects):
+            return "exception"
+        return "hook" if "_hooks" in self.names.cycle(around) else "other"
+
+    # No cached property: its frame would hold what this refers to while the heap is walked.
+    def kept_errors(self) -> list[KeptError]:
+        """Answer the exceptions that new storages hang on, and what nothing but their tracebacks holds."""
+        behind: dict[int, dict[int, Frame]] = {}
+        for storage in self.new:
+            way = [] if storage.state == "cycle" else self.way_to(storage.entry)
+            objects = [self.names.object(entry) for entry in way]
+            if not any(type(obj) is types.TracebackType for obj in objects):
+                continue
+            error = next((n for n, obj in enumerate(objects) if derives(type(obj), BaseException)), None)
+            frame = next((n for n, obj in enumerate(objects) if type(obj) is types.FrameType), None)
+            if error is None or frame is None or frame + 1 >= len(objects):
+                continue
+            name = variable_of(objects[frame], objects[frame + 1])
+            frames = behind.setdefault(way[error], {})
+            frames.setdefault(way[frame + 1], Frame(name, [])).storages.append((storage.address, storage.nbytes))
+        return [
+            kept_error(self.names.text(entry), self.names.object(entry), list(frames.values()))
+            for entry, frames in behind.items()
+        ]
+
+    @functools.cached_property
+    def activations(self) -> Activations:
+        """The new storages that modules hold in plain attributes, where these look like what a step computed."""
+        steps = self._attributes_of_modules()
+        held: dict[tuple[int, str], list[NewStorage]] = {}
+        for storage in self.new:
+            step = steps[storage.entry]
+            if step is not None and storage.state == "reached":
+                held.setdefault(step, []).append(storage)
+        modules: dict[int, list[str]] = {}
+        for entry, name in held:
+            if is_suspect(self.names.object(entry), name):
+                modules.setdefault(entry, []).append(name)
+        storages = {
+            storage.address: storage
+            for entry, names in modules.items()
+            for name in names
+            for storage in held[entry, name]
+        }
+        return Activations(
+            storages=list(storages.values()),
+            attributes=sorted(attributes_over(self.names, modules, set(storages))),
+            modules=len(modules),
+            hooks=sum(hooks_of(self.names.object(entry)) for entry in modules),
+        )
+
+    def _attributes_of_modules(self) -> list[tuple[int, str] | None]:
         """Answer for each entry the module and its plain attribute that lead to it, or None."""
         found: list[tuple[int, str] | None] = []
         for _, obj, _, _, how, parent in self._entries:

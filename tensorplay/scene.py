@@ -20,6 +20,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.arrays import Owner
+from tensorplay.failures import KeptError, kept_errors
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
 from tensorplay.live import Live, LiveTensor, Owners, find_owners
 from tensorplay.reports import Read, inner_model
@@ -158,6 +159,10 @@ class Scene:
                 found.append(Subject(read, record, _span(record)))
                 records += [inner for _, inner in record.inner]
         return found
+
+    def kept_errors(self) -> list[KeptError]:
+        """Answer what the exceptions hold alone, through the frames they passed: one walk over the heap each."""
+        return kept_errors(self.errors)
 
     @functools.cached_property
     def config(self) -> Config:

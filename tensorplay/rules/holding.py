@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
-from tensorplay._native import C
-from tensorplay.classes import class_name, derives, mro, namespace
-from tensorplay.growth import NewStorage, Surge, nbytes_of
+from tensorplay.failures import KeptError
+from tensorplay.growth import Surge, nbytes_of
 from tensorplay.layers import Finding
-from tensorplay.live import OWN_FILES
 from tensorplay.rules.registry import LeakRule, SceneRule
 from tensorplay.scene import Scene
-from tensorplay.walk import find_tensors, tracebacks_of
 from tensorplay.words import bytes_text, plural, some_of
-
-import torch  # isort: skip
-from torch import nn  # isort: skip
 
 __all__ = ["CppHolders", "ErrorHoldsFrames", "GrowsEachStep", "HeldByCycle", "ModulesHoldActivations"]
 
+_WAYS_OUT = {
+    "context": "ctx.save_for_backward() in place of an attribute of ctx",
+    "exception": "delete the variable that keeps the exception in a frame of its own traceback, or keep str(error)",
+    "hook": "let the hook refer to the module weakly, as by weakref.proxy(self), or remove() it",
+    "other": "a weak reference for one of these steps, or gc.collect() where they are dropped",
+}
 _READ = "read: tp_traverse of every type, c10/core/StorageImpl.h size_bytes_, torch/csrc/autograd/variable.h"
 
 
@@ -163,11 +161,7 @@ class HeldByCycle(LeakRule):
             if not surge.counts(row.members):
                 continue
             around = [storages[member.address].around for member in row.members]
-            parameters = [
-                member
-                for member in row.members
-                if derives(type(storages[member.address].tensor(surge.names)), nn.Parameter)
-            ]
+            parameters = [member for member in row.members if surge.is_parameter(storages[member.address])]
             cycles = len({min(begin for begin, _, _ in steps) for steps in around if steps})
             more = f" on {cycles} such cycles" if cycles > 1 else ""
             yield self.finding(
@@ -183,21 +177,9 @@ class HeldByCycle(LeakRule):
                     "cycle": row.path,
                 },
                 why="the collector counts objects, not bytes, and may not run for a long time",
-                fix=_way_out(surge, around[0]),
+                fix=_WAYS_OUT[surge.kind_of_cycle(around[0])],
                 source=f"{_READ}; no root leads to it",
             )
-
-
-def _way_out(surge: Surge, around: Sequence[Any]) -> str:
-    """Say how to break a cycle, by what is on it."""
-    objects = [surge.names.object(begin) for begin, _, _ in around]
-    if any(derives(type(obj), torch.autograd.function.FunctionCtx) for obj in objects):
-        return "ctx.save_for_backward() in place of an attribute of ctx"
-    if any(derives(type(obj), BaseException) for obj in objects):
-        return "delete the variable that keeps the exception in a frame of its own traceback, or keep str(error)"
-    if "_hooks" in surge.names.cycle(around):
-        return "let the hook refer to the module weakly, as by weakref.proxy(self), or remove() it"
-    return "a weak reference for one of these steps, or gc.collect() where they are dropped"
 
 
 class GrowsEachStep(LeakRule):
@@ -287,15 +269,6 @@ class GrowsEachStep(LeakRule):
         )
 
 
-class _Frame(NamedTuple):
-    """A local variable of a frame that ended, and what hangs on it."""
-
-    variable: str
-    """``function.name``."""
-    storages: list[tuple[int, int]]
-    """Address and bytes of each."""
-
-
 class ErrorHoldsFrames(SceneRule, LeakRule):
     """A kept exception holds the frames it passed through, and these their tensors.
 
@@ -358,90 +331,32 @@ class ErrorHoldsFrames(SceneRule, LeakRule):
 
     def findings(self, scene: Scene) -> Iterator[Finding]:
         """Explain one finding an exception handed in."""
-        for name, error in scene.errors:
-            tracebacks = tracebacks_of(error)
-            frames = [frame for traceback in tracebacks for frame in _variables(traceback.tb_frame)]
-            yield from self._of(name, error, tracebacks, frames, scene.config.pinned_nbytes)
+        return self._explained(scene.kept_errors(), scene.config.pinned_nbytes)
 
     def leaked(self, surge: Surge) -> Iterator[Finding]:
         """Explain one finding for each exception that a new storage hangs on."""
-        behind: dict[int, dict[int, _Frame]] = {}
-        for storage in surge.new:
-            way = [] if storage.state == "cycle" else surge.way_to(storage.entry)
-            objects = [surge.names.object(entry) for entry in way]
-            if not any(type(obj) is types.TracebackType for obj in objects):
+        return self._explained(surge.kept_errors(), surge.config.pinned_nbytes)
+
+    def _explained(self, errors: Sequence[KeptError], least: int) -> Iterator[Finding]:
+        for error in errors:
+            if error.nbytes < least:
                 continue
-            error = next((n for n, obj in enumerate(objects) if derives(type(obj), BaseException)), None)
-            frame = next((n for n, obj in enumerate(objects) if type(obj) is types.FrameType), None)
-            if error is None or frame is None or frame + 1 >= len(objects):
-                continue
-            name = _variable(objects[frame], objects[frame + 1])
-            frames = behind.setdefault(way[error], {})
-            frames.setdefault(way[frame + 1], _Frame(name, [])).storages.append((storage.address, storage.nbytes))
-        for entry, frames in behind.items():
-            error = surge.names.object(entry)
-            least = surge.config.pinned_nbytes
-            yield from self._of(surge.names.text(entry), error, tracebacks_of(error), list(frames.values()), least)
-
-    def _of(
-        self,
-        name: str,
-        error: BaseException,
-        tracebacks: Sequence[types.TracebackType],
-        frames: Sequence[_Frame],
-        least: int,
-    ) -> Iterator[Finding]:
-        storages = {address: nbytes for frame in frames for address, nbytes in frame.storages}
-        if sum(storages.values()) < least:
-            return
-        watched = [("storage", address) for address in storages]
-        _, answers, _, _ = C.find_holders(watched, OWN_FILES, [id(traceback) for traceback in tracebacks])
-        alone = {address for (_, address), answer in zip(watched, answers, strict=True) if answer[3] != "reached"}
-        nbytes = sum(storages[address] for address in alone)
-        variables = sorted({frame.variable for frame in frames if alone & {address for address, _ in frame.storages}})
-        if nbytes < least:
-            return
-        kind = class_name(type(error))
-        yield self.finding(
-            name,
-            headline="a kept exception holds the tensors of frames that ended",
-            subject=f"{kind} {name}: {bytes_text(nbytes)} through {some_of(variables)}",
-            evidence={
-                "bytes": nbytes,
-                "storages": len(alone),
-                "held_through": variables,
-                "log_type": kind,
-                "error": name,
-            },
-            why="its traceback refers to the frames it passed through, they to their variables; nothing else does",
-            fix="keep str(error) or traceback.format_exception(error); or traceback.clear_frames(error.__traceback__)",
-            source="read: tb_next, tb_frame, the frames' variables; walked: the heap without the traceback",
-        )
-
-
-def _variables(frame: types.FrameType) -> Iterator[_Frame]:
-    """Answer the variables of a frame that ended, with the storages that hang on each."""
-    answer = C.frame_object_locals(frame)
-    for name, value in () if answer is None else answer[3]:
-        places = find_tensors([(name, value)], most=_MOST_TENSORS, ask_pytree=False).places
-        records = [C.read(place.tensor, 0) for place in places if place.tensor is not None]
-        storages = {
-            record.storage.address: record.storage.nbytes
-            for record in records
-            if record.storage is not None and isinstance(record.storage.nbytes, int)
-        }
-        if storages:
-            yield _Frame(f"{frame.f_code.co_name}.{name}", list(storages.items()))
-
-
-def _variable(frame: types.FrameType, value: object) -> str:
-    answer = C.frame_object_locals(frame)
-    names = (name for name, held in (() if answer is None else answer[3]) if held is value)
-    return f"{frame.f_code.co_name}.{next(names, '?')}"
-
-
-_MOST_TENSORS = 10_000
-"""So many tensors below one variable are looked at."""
+            yield self.finding(
+                error.path,
+                headline="a kept exception holds the tensors of frames that ended",
+                subject=f"{error.kind} {error.path}: {bytes_text(error.nbytes)} through {some_of(error.variables)}",
+                evidence={
+                    "bytes": error.nbytes,
+                    "storages": error.storages,
+                    "held_through": list(error.variables),
+                    "log_type": error.kind,
+                    "error": error.path,
+                },
+                why="its traceback refers to the frames it passed through, they to their variables; nothing else does",
+                fix="keep str(error) or traceback.format_exception(error); "
+                "or traceback.clear_frames(error.__traceback__)",
+                source="read: tb_next, tb_frame, the frames' variables; walked: the heap without the traceback",
+            )
 
 
 class ModulesHoldActivations(LeakRule):
@@ -507,93 +422,24 @@ class ModulesHoldActivations(LeakRule):
 
     def leaked(self, surge: Surge) -> Iterator[Finding]:
         """Explain one finding for all modules."""
-        steps = surge.attributes_of_modules()
-        held: dict[tuple[int, str], list[NewStorage]] = {}
-        for storage in surge.new:
-            step = steps[storage.entry]
-            if step is not None and storage.state == "reached":
-                held.setdefault(step, []).append(storage)
-        modules: dict[int, list[str]] = {}
-        for entry, name in held:
-            if _is_suspect(surge.names.object(entry), name):
-                modules.setdefault(entry, []).append(name)
-        storages = {
-            storage.address: storage
-            for entry, names in modules.items()
-            for name in names
-            for storage in held[entry, name]
-        }
-        if not surge.counts(storages.values()):
+        found = surge.activations
+        if not surge.counts(found.storages):
             return
-        paths = {entry: surge.names.text(entry) for entry in modules}
-        attributes = sorted(_attributes(surge, modules, paths, set(storages)))
-        hooks = sum(_hooks_of(surge.names.object(entry)) for entry in modules)
+        nbytes, count = nbytes_of(found.storages), len(found.storages)
         yield self.finding(
-            attributes[0],
+            found.attributes[0],
             headline="modules keep activations in plain attributes",
-            subject=f"{plural(len(attributes), 'attribute')} outside parameters and buffers, on "
-            f"{plural(len(storages), 'storage')}, {bytes_text(nbytes_of(storages.values()))}: "
-            f"{some_of(attributes)}",
+            subject=f"{plural(len(found.attributes), 'attribute')} outside parameters and buffers, on "
+            f"{plural(count, 'storage')}, {bytes_text(nbytes)}: {some_of(found.attributes)}",
             evidence={
-                "held_bytes": nbytes_of(storages.values()),
-                "distinct_storages": len(storages),
-                "tensor_attributes": attributes,
-                "modules": len(modules),
-                "hooks_left": hooks,
+                "held_bytes": nbytes,
+                "distinct_storages": count,
+                "tensor_attributes": list(found.attributes),
+                "modules": found.modules,
+                "hooks_left": found.hooks,
             },
             why="they live as long as the model"
-            + ("" if hooks else "; the hooks that may have saved them are removed"),
+            + ("" if found.hooks else "; the hooks that may have saved them are removed"),
             fix="delete the attributes where the hooks are removed, or keep what the hooks see outside the modules",
             source=f"read: the modules' attributes, the code of their classes; {_READ}",
         )
-
-
-def _hooks_of(module: Any) -> int:
-    instance = C.instance_dict(module) or {}
-    return sum(len(dict.get(instance, name) or ()) for name in ("_forward_hooks", "_forward_pre_hooks"))
-
-
-def _attributes(
-    surge: Surge, modules: dict[int, list[str]], paths: dict[int, str], addresses: set[int]
-) -> Iterator[str]:
-    """Name the attributes over some storages: also a second one over a storage that another module was met with."""
-    for entry, names in modules.items():
-        instance = C.instance_dict(surge.names.object(entry)) or {}
-        for name, value in list(dict.items(instance)):
-            if name not in names and not derives(type(value), torch.Tensor):
-                continue
-            places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
-            records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
-            if any(record.storage is not None and record.storage.address in addresses for record in records):
-                yield f"{paths[entry]}.{name}"
-
-
-def _is_suspect(module: Any, name: str) -> bool:
-    """Tell whether an attribute holds what a step computed: it has a graph, or was put there from outside."""
-    value = dict.get(C.instance_dict(module) or {}, name)
-    tables = [dict.get(C.instance_dict(module) or {}, table) or {} for table in ("_parameters", "_buffers")]
-    if any(key.startswith(f"{name}_") for table in tables for key in table):
-        return False  # torch.nn.utils computes it from these
-    if not _is_named_in(type(module), name):
-        return True
-    places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
-    records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
-    return any(record.impl.grad_fn is not None for record in records)
-
-
-def _is_named_in(cls: type, name: str) -> bool:
-    """Tell whether the code of a class, beside nn.Module's own, names an attribute."""
-    for base in mro(cls):
-        if base is nn.Module or base is object:
-            continue
-        for value in namespace(base).values():
-            function = value.__func__ if type(value) in (staticmethod, classmethod) else value
-            getter = namespace(property)["fget"].__get__(function) if type(function) is property else function
-            if type(getter) is types.FunctionType and _mentions(getter.__code__, name):
-                return True
-    return False
-
-
-def _mentions(code: types.CodeType, name: str) -> bool:
-    inner = (const for const in code.co_consts if type(const) is types.CodeType)
-    return name in code.co_names or name in code.co_consts or any(_mentions(one, name) for one in inner)

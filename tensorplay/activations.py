@@ -1,0 +1,70 @@
+"""What modules keep outside parameters and buffers, and whether that looks like what a step computed."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from tensorplay._native import C
+from tensorplay.classes import derives, mro, namespace
+from tensorplay.paths import PathNames
+from tensorplay.walk import find_tensors
+
+import torch  # isort: skip
+from torch import nn  # isort: skip
+
+__all__ = ["attributes_over", "hooks_of", "is_suspect"]
+
+_MOST_TENSORS = 10_000
+"""So many tensors below one attribute are looked at."""
+
+
+def hooks_of(module: Any) -> int:
+    """Count the forward hooks that a module has."""
+    instance = C.instance_dict(module) or {}
+    return sum(len(dict.get(instance, name) or ()) for name in ("_forward_hooks", "_forward_pre_hooks"))
+
+
+def attributes_over(names: PathNames, modules: dict[int, list[str]], addresses: set[int]) -> Iterator[str]:
+    """Name the attributes over some storages: also a second one over a storage that another module was met with."""
+    for entry, wanted in modules.items():
+        instance = C.instance_dict(names.object(entry)) or {}
+        for name, value in list(dict.items(instance)):
+            if name not in wanted and not derives(type(value), torch.Tensor):
+                continue
+            places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
+            records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
+            if any(record.storage is not None and record.storage.address in addresses for record in records):
+                yield f"{names.text(entry)}.{name}"
+
+
+def is_suspect(module: Any, name: str) -> bool:
+    """Tell whether an attribute holds what a step computed: it has a graph, or was put there from outside."""
+    value = dict.get(C.instance_dict(module) or {}, name)
+    tables = [dict.get(C.instance_dict(module) or {}, table) or {} for table in ("_parameters", "_buffers")]
+    if any(key.startswith(f"{name}_") for table in tables for key in table):
+        return False  # torch.nn.utils computes it from these
+    if not _is_named_in(type(module), name):
+        return True
+    places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
+    records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
+    return any(record.impl.grad_fn is not None for record in records)
+
+
+def _is_named_in(cls: type, name: str) -> bool:
+    """Tell whether the code of a class, beside nn.Module's own, names an attribute."""
+    for base in mro(cls):
+        if base is nn.Module or base is object:
+            continue
+        for value in namespace(base).values():
+            function = value.__func__ if type(value) in (staticmethod, classmethod) else value
+            getter = namespace(property)["fget"].__get__(function) if type(function) is property else function
+            if type(getter) is types.FunctionType and _mentions(getter.__code__, name):
+                return True
+    return False
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    inner = (const for const in code.co_consts if type(const) is types.CodeType)
+    return name in code.co_names or name in code.co_consts or any(_mentions(one, name) for one in inner)
