@@ -9,15 +9,12 @@ from typing import Any
 from tensorplay._native import C
 from tensorplay.classes import derives, mro, namespace
 from tensorplay.paths import PathNames
-from tensorplay.walk import find_tensors
+from tensorplay.walk import records_in
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
 
 __all__ = ["attributes_over", "hooks_of", "is_suspect"]
-
-_MOST_TENSORS = 10_000
-"""So many tensors below one attribute are looked at."""
 
 
 def hooks_of(module: Any) -> int:
@@ -33,23 +30,21 @@ def attributes_over(names: PathNames, modules: dict[int, list[str]], addresses: 
         for name, value in list(dict.items(instance)):
             if name not in wanted and not derives(type(value), torch.Tensor):
                 continue
-            places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
-            records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
-            if any(record.storage is not None and record.storage.address in addresses for record in records):
+            storages = (record.storage for record in records_in(value))
+            if any(storage is not None and storage.address in addresses for storage in storages):
                 yield f"{names.text(entry)}.{name}"
 
 
 def is_suspect(module: Any, name: str) -> bool:
     """Tell whether an attribute holds what a step computed: it has a graph, or was put there from outside."""
-    value = dict.get(C.instance_dict(module) or {}, name)
-    tables = [dict.get(C.instance_dict(module) or {}, table) or {} for table in ("_parameters", "_buffers")]
+    instance = C.instance_dict(module) or {}
+    value = dict.get(instance, name)
+    tables = [dict.get(instance, table) or {} for table in ("_parameters", "_buffers")]
     if any(key.startswith(f"{name}_") for table in tables for key in table):
         return False  # torch.nn.utils computes it from these
     if not _is_named_in(type(module), name):
         return True
-    places = find_tensors([("", value)], most=_MOST_TENSORS, ask_pytree=False).places
-    records = (C.read(place.tensor, 0) for place in places if place.tensor is not None)
-    return any(record.impl.grad_fn is not None for record in records)
+    return any(record.impl.grad_fn is not None for record in records_in(value))
 
 
 def _is_named_in(cls: type, name: str) -> bool:

@@ -9,12 +9,9 @@ from typing import NamedTuple
 from tensorplay._native import C
 from tensorplay.classes import class_name
 from tensorplay.live import OWN_FILES
-from tensorplay.walk import find_tensors, tracebacks_of
+from tensorplay.walk import records_in, tracebacks_of, variables_of
 
 __all__ = ["Frame", "KeptError", "kept_error", "kept_errors", "variable_of"]
-
-_MOST_TENSORS = 10_000
-"""So many tensors below one variable are looked at."""
 
 
 class KeptError(NamedTuple):
@@ -38,20 +35,23 @@ class Frame(NamedTuple):
     """Address and bytes of each."""
 
 
-def kept_errors(errors: Iterable[tuple[str, BaseException]]) -> list[KeptError]:
+def kept_errors(errors: Iterable[tuple[str, BaseException]], least: int) -> list[KeptError]:
     """Answer what some exceptions hold, by their paths."""
     found = []
     for path, error in errors:
         frames = [frame for traceback in tracebacks_of(error) for frame in _variables(traceback.tb_frame)]
-        found.append(kept_error(path, error, frames))
+        found.append(kept_error(path, error, frames, least))
     return found
 
 
-def kept_error(path: str, error: BaseException, frames: Sequence[Frame]) -> KeptError:
-    """Answer what nothing but an exception's traceback holds, of what hangs on frames: one walk over the heap."""
+def kept_error(path: str, error: BaseException, frames: Sequence[Frame], least: int) -> KeptError:
+    """Answer what nothing but an exception's traceback holds, of what hangs on frames.
+
+    One walk over the heap, where so many bytes at least hang on them at all; else nothing.
+    """
     kind = class_name(type(error))
     storages = {address: nbytes for frame in frames for address, nbytes in frame.storages}
-    if not storages:
+    if not storages or sum(storages.values()) < least:
         return KeptError(path, kind, 0, 0, ())
     watched = [("storage", address) for address in storages]
     _, answers, _, _ = C.find_holders(watched, OWN_FILES, [id(traceback) for traceback in tracebacks_of(error)])
@@ -63,13 +63,10 @@ def kept_error(path: str, error: BaseException, frames: Sequence[Frame]) -> Kept
 
 def _variables(frame: types.FrameType) -> Iterator[Frame]:
     """Answer the variables of a frame that ended, with the storages that hang on each."""
-    answer = C.frame_object_locals(frame)
-    for name, value in () if answer is None else answer[3]:
-        places = find_tensors([(name, value)], most=_MOST_TENSORS, ask_pytree=False).places
-        records = [C.read(place.tensor, 0) for place in places if place.tensor is not None]
+    for name, value in variables_of(frame):
         storages = {
             record.storage.address: record.storage.nbytes
-            for record in records
+            for record in records_in(value)
             if record.storage is not None and isinstance(record.storage.nbytes, int)
         }
         if storages:
@@ -78,6 +75,5 @@ def _variables(frame: types.FrameType) -> Iterator[Frame]:
 
 def variable_of(frame: types.FrameType, value: object) -> str:
     """Name the variable of a frame that ended which holds an object: ``function.name``."""
-    answer = C.frame_object_locals(frame)
-    names = (name for name, held in (() if answer is None else answer[3]) if held is value)
+    names = (name for name, held in variables_of(frame) if held is value)
     return f"{frame.f_code.co_name}.{next(names, '?')}"

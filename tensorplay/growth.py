@@ -16,7 +16,7 @@ from tensorplay.layers import Grown, Growth, Slope
 from tensorplay.live import OWN_FILES
 from tensorplay.paths import PathNames, Root
 from tensorplay.selection import Config
-from tensorplay.walk import attributes
+from tensorplay.walk import OF_ALL_MODULES, attributes
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
@@ -25,8 +25,6 @@ __all__ = ["NewStorage", "Placed", "Row", "Storages", "Surge", "growth_between",
 
 _INDEX = re.compile(r"\[\d+\]")
 _MEMORY = ("impl", "storage")
-_OF_ALL_MODULES = frozenset(C.instance_dict(nn.Module()) or ())
-"""What every module has: tables of parameters, buffers, modules and hooks."""
 _T = TypeVar("_T")
 
 
@@ -112,7 +110,7 @@ class Row(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all."""
-        return sum(member.nbytes for member in self.members)
+        return nbytes_of(self.members)
 
     @property
     def direct(self) -> list[Placed]:
@@ -205,11 +203,6 @@ class Surge:
             for address, nbytes, device, entry, state, cycle in found
         ]
 
-    @property
-    def entries(self) -> Sequence[Any]:
-        """The entries of the walk; each comes after the one that leads to it."""
-        return self._entries
-
     def way_to(self, entry: int) -> list[int]:
         """Answer the entries from a root to one, which is the last."""
         way = [entry]
@@ -265,7 +258,9 @@ class Surge:
             frames = behind.setdefault(way[error], {})
             frames.setdefault(way[frame + 1], Frame(name, [])).storages.append((storage.address, storage.nbytes))
         return [
-            kept_error(self.names.text(entry), self.names.object(entry), list(frames.values()))
+            kept_error(
+                self.names.text(entry), self.names.object(entry), list(frames.values()), self.config.pinned_nbytes
+            )
             for entry, frames in behind.items()
         ]
 
@@ -317,7 +312,7 @@ class Surge:
                 parent, name = outer, how[1]
         elif derives(type(holder), nn.Module):  # CPython may keep attributes without a dictionary
             name = next((name for name, value in attributes(holder).items() if value is obj), None)
-        return None if name is None or name in _OF_ALL_MODULES else (parent, name)
+        return None if name is None or name in OF_ALL_MODULES else (parent, name)
 
     @functools.cached_property
     def placed(self) -> list[Placed]:

@@ -21,7 +21,7 @@ from tensorplay._native import C
 from tensorplay.arrays import is_array_class
 from tensorplay.classes import class_name, derives, namespace
 from tensorplay.layers import RootKind
-from tensorplay.walk import attributes, key_text
+from tensorplay.walk import ERROR_FIELDS, attributes, key_text
 from tensorplay.words import visible
 
 import torch  # isort: skip
@@ -303,11 +303,8 @@ def _variables(frame: Any) -> Iterator[tuple[str, Any]]:
         yield f" → {name} in {function} ({Path(file).name}:{line})", value
 
 
-_ERROR = {name: namespace(BaseException)[name] for name in ("__traceback__", "__context__", "__cause__", "args")}
-
-
 def _of_exception(error: BaseException) -> Iterator[tuple[str, Any]]:
-    for name, field in _ERROR.items():
+    for name, field in ERROR_FIELDS.items():
         yield "" if name == "__traceback__" else f".{name}", field.__get__(error)
 
 

@@ -162,7 +162,7 @@ class Scene:
 
     def kept_errors(self) -> list[KeptError]:
         """Answer what the exceptions hold alone, through the frames they passed: one walk over the heap each."""
-        return kept_errors(self.errors)
+        return kept_errors(self.errors, self.config.pinned_nbytes)
 
     @functools.cached_property
     def config(self) -> Config:

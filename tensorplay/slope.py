@@ -59,19 +59,22 @@ def _chance(rises: int, count: int) -> float:
         falls = (pairs - rises) / 2  # of a tie, one half
         ways = _inversions(count)
         return sum(ways[: math.floor(falls) + 1]) / math.factorial(count)
-    spread = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    return 1 - statistics.NormalDist().cdf((rises - 1) / spread)
+    return 1 - statistics.NormalDist().cdf((rises - 1) / _spread(count))
 
 
 def _half_width(count: int) -> int:
     """Answer how many slopes more rise than fall, at most, with the confidence, where nothing grows."""
     pairs = count * (count - 1) // 2
     if count > _EXACT:
-        spread = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-        return round(statistics.NormalDist().inv_cdf((1 + _CONFIDENCE) / 2) * spread)
+        return round(statistics.NormalDist().inv_cdf((1 + _CONFIDENCE) / 2) * _spread(count))
     tails = list(itertools.accumulate(_inversions(count)))
     fewest = bisect.bisect_right(tails, math.factorial(count) * (1 - _CONFIDENCE) / 2)
     return pairs - 2 * fewest + 2 if fewest else pairs
+
+
+def _spread(count: int) -> float:
+    """Answer the standard deviation of how many more pairs rise than fall, of points in random order."""
+    return math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
 
 
 def _inversions(count: int) -> list[int]:

@@ -24,15 +24,29 @@ from tensorplay.arrays import is_array_class
 from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import Unread
 
-__all__ = ["Found", "Place", "attributes", "find_tensors", "is_parameter", "key_text", "tracebacks_of"]
+__all__ = [
+    "ERROR_FIELDS",
+    "OF_ALL_MODULES",
+    "Found",
+    "Place",
+    "attributes",
+    "find_tensors",
+    "is_parameter",
+    "key_text",
+    "records_in",
+    "tracebacks_of",
+    "variables_of",
+]
 
 _Child = tuple[str, Any]
 _LONGEST_KEY = 120
 _LONGEST_PATH = 2000
+_MOST_BELOW = 10_000
 
 # What nn.Module keeps for itself in the instance dictionary, beside the three tables read by name.
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_MODULE_INTERNALS = frozenset(vars(torch.nn.Module())).difference(_MODULE_TABLES)
+OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
+_MODULE_INTERNALS = OF_ALL_MODULES.difference(_MODULE_TABLES)
 _LEAVES = (
     type(None),
     str,
@@ -293,27 +307,38 @@ def _of_attributes(path: str, obj: Any, _: dict[int, Place]) -> Iterator[_Child]
     return _attribute_children(path, obj)
 
 
-_ERROR = {name: namespace(BaseException)[name] for name in ("args", "__traceback__", "__context__", "__cause__")}
+ERROR_FIELDS = {name: namespace(BaseException)[name] for name in ("__traceback__", "__context__", "__cause__", "args")}
 
 
 def tracebacks_of(error: BaseException) -> list[types.TracebackType]:
     """Answer the traceback of an exception and those behind it."""
     found = []
-    traceback = _ERROR["__traceback__"].__get__(error)
+    traceback = ERROR_FIELDS["__traceback__"].__get__(error)
     while traceback is not None:
         found.append(traceback)
         traceback = traceback.tb_next
     return found
 
 
+def variables_of(frame: types.FrameType) -> list[tuple[str, Any]]:
+    """Answer the variables of a frame that ended; of one that runs nothing."""
+    found = C.frame_object_locals(frame)
+    return [] if found is None else found[3]
+
+
+def records_in(obj: object) -> list[Any]:
+    """Read the tensors that one object leads to, not more than some thousands."""
+    places = find_tensors([("", obj)], most=_MOST_BELOW, ask_pytree=False).places
+    return [C.read(place.tensor, 0) for place in places if place.tensor is not None]
+
+
 def _of_error(path: str, error: Any, _: dict[int, Place]) -> Iterator[_Child]:
     """Open an exception: what it was made with, its attributes, the variables of frames that ended, its causes."""
     for name in ("args", "__context__", "__cause__"):
-        yield f"{path}.{name}", _ERROR[name].__get__(error)
+        yield f"{path}.{name}", ERROR_FIELDS[name].__get__(error)
     yield from _attribute_children(path, error)
     for traceback in tracebacks_of(error):
-        frame = C.frame_object_locals(traceback.tb_frame)
-        for name, value in () if frame is None else frame[3]:
+        for name, value in variables_of(traceback.tb_frame):
             where = f"{os.path.basename(traceback.tb_frame.f_code.co_filename)}:{traceback.tb_lineno}"
             yield f"{path} → {name} in {traceback.tb_frame.f_code.co_name} ({where})", value
 

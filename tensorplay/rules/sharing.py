@@ -12,19 +12,13 @@ from tensorplay.layers import WRAPPERS, Finding
 from tensorplay.reports import Read
 from tensorplay.rules.registry import SceneRule
 from tensorplay.scene import Beyond, Scene, StorageGroup, Subject
-from tensorplay.words import bytes_text, describe, is_state_name, place_pattern, plural, shape_text
+from tensorplay.words import bytes_text, describe, is_state_name, place_pattern, plural, shape_text, some_of
 
 __all__ = ["PartialOverlap", "PinnedStorage", "SavesWholeStorage", "SharedParameters", "WrappersOverOne"]
 
 _READ = "read: c10/core/StorageImpl.h size_bytes_, refcount; c10/core/TensorImpl.h storage_, sizes_and_strides_"
-_MOST_NAMED = 4
 _MOST_PAIRS = 2_000
 """So many pairs of wrappers over one storage are compared."""
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 class PartialOverlap(SceneRule):
@@ -406,14 +400,14 @@ class SharedParameters(SceneRule):
         if len(ties) == 1:
             inside = f" of {first.outer}" if first.outer else ""
             subject = (
-                f"{describe(first.record)}  {{{_named(names)}}}{inside}: one storage, {bytes_text(shared)} of "
+                f"{describe(first.record)}  {{{some_of(names)}}}{inside}: one storage, {bytes_text(shared)} of "
                 f"{bytes_text(nbytes)} shared"
             )
         else:
             sides = list(dict.fromkeys(side for side in _stems(first.short if first.is_state else first.names)))
             inside = f" of {first.outer}" if first.is_state else ""
             subject = (
-                f"{_named(sides)}{inside}: {len(ties)} parameters are the same in each ({_named(names)}), "
+                f"{some_of(sides)}{inside}: {len(ties)} parameters are the same in each ({some_of(names)}), "
                 f"{bytes_text(shared)} shared"
             )
         finding = self.finding(
@@ -468,8 +462,8 @@ class SharedParameters(SceneRule):
         finding = self.finding(
             inside[0].read.name,
             headline="one module under several names",
-            subject=f"{{{_named(_relative(names))}}}: {len(names)} modules are {plural(len(modules), 'object')}{also}, "
-            f"{plural(len(storages), 'storage')}, {bytes_text(nbytes)}",
+            subject=f"{{{some_of(_relative(names))}}}: {len(names)} modules are "
+            f"{plural(len(modules), 'object')}{also}, {plural(len(storages), 'storage')}, {bytes_text(nbytes)}",
             evidence={
                 "names": _relative(names),
                 "modules": len(names),
@@ -526,7 +520,7 @@ class SharedParameters(SceneRule):
         return self.finding(
             next(iter(aliases)),
             headline="kept tensors are the live parameters and buffers",
-            subject=f"{plural(len(aliases), 'tensor')} of {_named(containers)} are the memory of the module's own "
+            subject=f"{plural(len(aliases), 'tensor')} of {some_of(containers)} are the memory of the module's own "
             f"({owners[0]}): {bytes_text(really)} really kept",
             evidence={
                 "aliases": [_key(path[len(_container(path)) :]) for path in aliases],
