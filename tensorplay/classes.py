@@ -15,4 +15,4 @@ class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 
 def derives(cls: type, base: type) -> bool:
     """Tell whether a class is another one or derives from it; issubclass() would ask a metaclass."""
-    return any(one is base for one in mro(cls))
+    return type.__subclasscheck__(base, cls)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 import types
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tensorplay._native import C
 from tensorplay.activations import attributes_over, hooks_of, is_suspect
@@ -21,11 +21,9 @@ from tensorplay.walk import OF_ALL_MODULES, attributes
 import torch  # isort: skip
 from torch import nn  # isort: skip
 
-__all__ = ["NewStorage", "Placed", "Row", "Storages", "Surge", "growth_between", "nbytes_of", "rows_of"]
+__all__ = ["NewStorages", "Placed", "Row", "Storages", "Surge", "count_of", "growth_between", "nbytes_of", "rows_of"]
 
-_INDEX = re.compile(r"\[\d+\]")
 _MEMORY = ("impl", "storage")
-_T = TypeVar("_T")
 
 
 class Storages(NamedTuple):
@@ -64,19 +62,31 @@ class Storages(NamedTuple):
         return self.nbytes - sum(n for n, garbage in zip(self.tally[2::4], self.tally[3::4], strict=True) if garbage)
 
 
-class NewStorage(NamedTuple):
-    """One that was not there before."""
+class NewStorages(NamedTuple):
+    """Some that were not there before and are held alike: the ways to them differ in indices alone.
 
-    address: int
-    nbytes: int
+    What stands for all is the first one.
+    """
+
+    numbers: memoryview
+    """Address and bytes of each."""
     device: str
     entry: int
-    """Of what stands for it: its tensor's object, else its impl or itself."""
+    """Of its tensor's object, else of its impl or itself."""
     state: str
     around: Sequence[Any]
     """Of garbage: the references of the cycle it hangs on."""
     way: Sequence[Any]
     """And those from the cycle to it."""
+    place: int
+    """The entry of the first new tensor on the way to it, which may be itself."""
+    places: int
+    """How many of these there are."""
+
+    @property
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """Address and bytes of each."""
+        return zip(self.numbers[::2], self.numbers[1::2], strict=True)
 
     def tensor(self, names: PathNames) -> Any:
         """Answer the object of its tensor, or None."""
@@ -86,18 +96,28 @@ class NewStorage(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A new storage and the place that holds it, in words: refers to nothing."""
+    """New storages and the place that holds them, in words: refers to nothing."""
 
-    address: int
-    nbytes: int
+    numbers: memoryview
+    """Address and bytes of each."""
     device: str
     state: str
     path: str
-    place: int
-    """The entry that the path leads to."""
+    """The pattern, where there are several places."""
+    pattern: str
+    """The path with ``[*]`` for its indices."""
+    steps: tuple[str, ...]
+    """What each step adds to the pattern."""
+    places: int
     direct: bool
-    """Whether it is the storage of the tensor there, and not one that lives behind that."""
+    """Whether they are those of the tensors there, and not some that live behind these."""
     root: Root
+
+    def among(self, addresses: set[int]) -> Placed:
+        """Answer those with these addresses."""
+        pairs = zip(self.numbers[::2], self.numbers[1::2], strict=True)
+        left = [number for pair in pairs if pair[0] in addresses for number in pair]
+        return self._replace(numbers=memoryview(array("Q", left)))
 
 
 class Row(NamedTuple):
@@ -111,6 +131,11 @@ class Row(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all."""
         return nbytes_of(self.members)
+
+    @property
+    def storages(self) -> int:
+        """How many there are."""
+        return count_of(self.members)
 
     @property
     def direct(self) -> list[Placed]:
@@ -127,15 +152,16 @@ class Row(NamedTuple):
         first = self.members[0]
         return Grown(
             path=self.path,
+            steps=first.steps,
             root=first.root.kind,
             file=first.root.file,
             line=first.root.line,
             devices=tuple(sorted({member.device for member in self.members})),
-            storages=len(self.direct),
+            storages=count_of(self.direct),
             nbytes=nbytes_of(self.direct),
-            indirect_storages=len(self.indirect),
+            indirect_storages=count_of(self.indirect),
             indirect_nbytes=nbytes_of(self.indirect),
-            places=len({member.place for member in self.members}),
+            places=max(member.places for member in self.members),
             cycle=self.path if self.state == "cycle" else None,
         )
 
@@ -143,7 +169,7 @@ class Row(NamedTuple):
 class Activations(NamedTuple):
     """What modules keep outside parameters and buffers."""
 
-    storages: list[NewStorage]
+    storages: list[NewStorages]
     attributes: list[str]
     """Their paths."""
     modules: int
@@ -155,9 +181,9 @@ def rows_of(placed: Iterable[Placed]) -> list[Row]:
     """Answer storages by the places that hold them, those that pin most first."""
     found: dict[tuple[str, str], list[Placed]] = {}
     for member in placed:
-        found.setdefault((_INDEX.sub("[*]", member.path), member.state), []).append(member)
+        found.setdefault((member.pattern, member.state), []).append(member)
     rows = [
-        Row(pattern if len({member.path for member in members}) > 1 else members[0].path, state, members)
+        Row(members[0].path if len({member.path for member in members}) == 1 else pattern, state, members)
         for (pattern, state), members in found.items()
     ]
     return sorted(rows, key=lambda row: (-row.nbytes, -nbytes_of(row.direct), row.path))
@@ -165,24 +191,29 @@ def rows_of(placed: Iterable[Placed]) -> list[Row]:
 
 def growth_between(before: Storages, after: Storages, placed: Sequence[Placed], slope: Slope | None = None) -> Growth:
     """Answer what came, stayed and went, and who holds what came."""
-    new_nbytes = nbytes_of(placed)
+    new, new_nbytes = count_of(placed), nbytes_of(placed)
     return Growth(
         nbytes_before=before.nbytes,
         nbytes_after=after.nbytes,
         storages_before=before.total,
         storages_after=after.total,
-        new_storages=len(placed),
+        new_storages=new,
         new_nbytes=new_nbytes,
-        gone_storages=before.total + len(placed) - after.total,
+        gone_storages=before.total + new - after.total,
         gone_nbytes=before.nbytes + new_nbytes - after.nbytes,
         grown=tuple(row.model() for row in rows_of(placed)),
         slope=slope,
     )
 
 
-def nbytes_of(storages: Iterable[Placed] | Iterable[NewStorage]) -> int:
+def nbytes_of(storages: Iterable[Placed] | Iterable[NewStorages]) -> int:
     """Answer the bytes of some storages."""
-    return sum(storage.nbytes for storage in storages)
+    return sum(sum(some.numbers[1::2]) for some in storages)
+
+
+def count_of(storages: Iterable[Placed] | Iterable[NewStorages]) -> int:
+    """Answer how many some storages are."""
+    return sum(len(some.numbers) // 2 for some in storages)
 
 
 class Surge:
@@ -192,15 +223,16 @@ class Surge:
     """
 
     def __init__(self, before: Storages, config: Config, slope: Slope | None = None) -> None:
-        tally, self._entries, found = C.find_storages(OWN_FILES, before.tally)
+        tally, self._entries, found = C.find_storages(OWN_FILES, before.tally, (BaseException, nn.Module))
         self.before = before
         self.after = Storages(tally)
         self.config = config
         self.slope = slope
         self.names = PathNames(self._entries)
+        self._merged = PathNames(self._entries, merged=True)
         self.new = [
-            NewStorage(address, nbytes, device, entry, state, *(((), ()) if cycle is None else cycle))
-            for address, nbytes, device, entry, state, cycle in found
+            NewStorages(numbers, device, entry, state, *(((), ()) if cycle is None else cycle), place, places)
+            for numbers, device, entry, state, cycle, place, places in found
         ]
 
     def way_to(self, entry: int) -> list[int]:
@@ -210,27 +242,13 @@ class Surge:
             way.append(self._entries[way[-1]][5])
         return way[::-1]
 
-    def inherited(self, start: Callable[[int], _T | None]) -> list[_T | None]:
-        """Answer for each entry what start() says of the first one on the way to it of which it says something."""
-        found: list[_T | None] = []
-        for number, entry in enumerate(self._entries):
-            outer = found[entry[5]] if entry[5] >= 0 else None
-            found.append(start(number) if outer is None else outer)
-        return found
-
-    def counts(self, storages: Iterable[Placed] | Iterable[NewStorage]) -> bool:
+    def counts(self, storages: Iterable[Placed] | Iterable[NewStorages]) -> bool:
         """Tell whether the bytes of some storages are worth a word, by the configuration."""
         return nbytes_of(storages) >= self.config.pinned_nbytes
 
-    @functools.cached_property
-    def _above(self) -> list[int | None]:
-        """Of each entry, the first new tensor on the way to it, which may be itself."""
-        new = {storage.entry for storage in self.new}
-        return self.inherited(lambda number: number if number in new else None)
-
-    def is_parameter(self, storage: NewStorage) -> bool:
-        """Tell whether it is a parameter's."""
-        return derives(type(storage.tensor(self.names)), nn.Parameter)
+    def is_parameter(self, storages: NewStorages) -> bool:
+        """Tell whether they are parameters'."""
+        return derives(type(storages.tensor(self.names)), nn.Parameter)
 
     def kind_of_cycle(self, around: Sequence[Any]) -> str:
         """Say what closes a cycle: the context of a Function, an exception, a hook, or something other."""
@@ -245,8 +263,8 @@ class Surge:
     def kept_errors(self) -> list[KeptError]:
         """Answer the exceptions that new storages hang on, and what nothing but their tracebacks holds."""
         behind: dict[int, dict[int, Frame]] = {}
-        for storage in self.new:
-            way = [] if storage.state == "cycle" else self.way_to(storage.entry)
+        for storages in self.new:
+            way = [] if storages.state == "cycle" else self.way_to(storages.entry)
             objects = [self.names.object(entry) for entry in way]
             if not any(type(obj) is types.TracebackType for obj in objects):
                 continue
@@ -256,7 +274,7 @@ class Surge:
                 continue
             name = variable_of(objects[frame], objects[frame + 1])
             frames = behind.setdefault(way[error], {})
-            frames.setdefault(way[frame + 1], Frame(name, [])).storages.append((storage.address, storage.nbytes))
+            frames.setdefault(way[frame + 1], Frame(name, [])).storages.extend(storages.sizes)
         return [
             kept_error(
                 self.names.text(entry), self.names.object(entry), list(frames.values()), self.config.pinned_nbytes
@@ -268,24 +286,20 @@ class Surge:
     def activations(self) -> Activations:
         """The new storages that modules hold in plain attributes, where these look like what a step computed."""
         steps = self._attributes_of_modules()
-        held: dict[tuple[int, str], list[NewStorage]] = {}
-        for storage in self.new:
-            step = steps[storage.entry]
-            if step is not None and storage.state == "reached":
-                held.setdefault(step, []).append(storage)
+        held: dict[tuple[int, str], list[NewStorages]] = {}
+        for storages in self.new:
+            step = steps[storages.entry]
+            if step is not None and storages.state == "reached":
+                held.setdefault(step, []).append(storages)
         modules: dict[int, list[str]] = {}
         for entry, name in held:
             if is_suspect(self.names.object(entry), name):
                 modules.setdefault(entry, []).append(name)
-        storages = {
-            storage.address: storage
-            for entry, names in modules.items()
-            for name in names
-            for storage in held[entry, name]
-        }
+        found = [some for entry, names in modules.items() for name in names for some in held[entry, name]]
+        addresses = {address for some in found for address, _ in some.sizes}
         return Activations(
-            storages=list(storages.values()),
-            attributes=sorted(attributes_over(self.names, modules, set(storages))),
+            storages=found,
+            attributes=sorted(attributes_over(self.names, modules, addresses)),
             modules=len(modules),
             hooks=sum(hooks_of(self.names.object(entry)) for entry in modules),
         )
@@ -317,21 +331,29 @@ class Surge:
     @functools.cached_property
     def placed(self) -> list[Placed]:
         """The new storages with the places that hold them, in the order of ``new``."""
-        found = []
-        for storage in self.new:
-            if storage.state == "cycle":
-                place, path = storage.entry, self.names.cycle(storage.around) or "a cycle"
-                direct = all(self.names.kind(end) in _MEMORY for _, _, end in storage.way)
-            else:
-                above = self._above[storage.entry]
-                place = storage.entry if above is None else above
-                path = self.names.text(place)
-                direct = place == storage.entry
-            root = self.names.root(place)
-            found.append(
-                Placed(storage.address, storage.nbytes, storage.device, storage.state, path, place, direct, root)
-            )
-        return found
+        return [self._placed(storages) for storages in self.new]
+
+    def _placed(self, storages: NewStorages) -> Placed:
+        names, merged, place = self.names, self._merged, storages.place
+        if storages.state == "cycle":
+            path, pattern = (one.cycle(storages.around) or "a cycle" for one in (names, merged))
+            steps = merged.cycle_steps(storages.around)
+            direct = all(names.kind(end) in _MEMORY for _, _, end in storages.way)
+        else:
+            pattern, steps = merged.text(place), merged.steps(place)
+            path = names.text(place) if storages.places == 1 else pattern
+            direct = place == storages.entry
+        return Placed(
+            numbers=storages.numbers,
+            device=storages.device,
+            state=storages.state,
+            path=path,
+            pattern=pattern,
+            steps=steps,
+            places=storages.places,
+            direct=direct,
+            root=names.root(place),
+        )
 
     def rows(self, state: str) -> list[Row]:
         """Answer the new storages of one state by the places that hold them, those that pin most first."""

@@ -112,6 +112,7 @@ class _Reference(NamedTuple):
     how: str
     path: str
     root: Any
+    steps: tuple[str, ...] = ()
 
 
 def _held(name: str, x: Any, record: Any, watched: list[tuple[str, int]], names: PathNames, answers: list[Any]) -> Held:
@@ -133,6 +134,7 @@ def _held(name: str, x: Any, record: Any, watched: list[tuple[str, int]], names:
         holders=tuple(_merged(references)),
         ledgers=tuple(ledgers),
         cycle=None if cycle is None else names.cycle(cycle[0]),
+        cycle_steps=() if cycle is None else names.cycle_steps(cycle[0]),
     )
 
 
@@ -144,17 +146,17 @@ def _nbytes(record: Any) -> int | None:
 def _reference(layer: Any, number: int, how: Any, x: Any, names: PathNames) -> _Reference:
     word, what = how
     root = names.root(number)
+    place = names.text(number), root, names.steps(number)
     if layer == "object":
         if names.kind(number) == "impl":
-            return _Reference(layer, "impl", names.text(number), root)
+            return _Reference(layer, "impl", *place)
         if word == "owns":  # what autograd holds in Python: a hook's dictionary, what a hook packed
-            return _Reference(layer, what, names.text(number), root)
-        return _Reference(layer, "reference", names.target(number, how, x), root)
+            return _Reference(layer, what, *place)
+        path, steps = names.target(number, how, x)
+        return _Reference(layer, "reference", path, root, steps)
     if names.object(number) is x and names.kind(number) in ("object", "impl"):
         return _Reference(layer, "itself", "", root)
-    if names.kind(number) == "object":
-        return _Reference(layer, "Python object", names.text(number), root)
-    return _Reference(layer, what, names.text(number), root)
+    return _Reference(layer, "Python object" if names.kind(number) == "object" else what, *place)
 
 
 def _kept(found: Iterable[tuple[int, Any]], names: PathNames) -> int:
@@ -211,6 +213,7 @@ def _merged(references: Iterable[_Reference]) -> Iterator[Holder]:
             of=first.of,
             how=how,
             path=path,
+            steps=first.steps,
             root=first.root.kind,
             file=first.root.file,
             line=first.root.line,

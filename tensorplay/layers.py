@@ -633,6 +633,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """reference, base, saved self, grad, variable, storage, ...: PyTorch's own names where C++ holds it."""
     path: str
     """How a program would name it, from a module, a variable of a frame, or a cycle on."""
+    steps: tuple[str, ...] = ()
+    """What each step on the way adds to the path; of a long one the first and the last steps."""
     root: RootKind
     """Where the path begins; unknown: C or C++ code that nobody can name; probe: the call that asks."""
     file: str | None = None
@@ -683,7 +685,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     ledgers: tuple[Ledger, ...]
     """Of the Python object, the TensorImpl and the StorageImpl."""
     cycle: str | None = None
-    """The steps of the cycle it hangs on."""
+    """The cycle it hangs on, in one line."""
+    cycle_steps: tuple[str, ...] = ()
+    """What each step around the cycle adds to that line."""
 
 
 class Grown(msgspec.Struct, frozen=True, kw_only=True):
@@ -691,6 +695,8 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     """How a program would name the place; several places that differ in an index alone are one: ``log[*]``."""
+    steps: tuple[str, ...] = ()
+    """What each step on the way adds to the path; of a long one the first and the last steps."""
     root: RootKind
     """Where the path begins."""
     file: str | None

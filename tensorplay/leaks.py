@@ -101,7 +101,7 @@ class Snapshot:
             raise TypeError(f"diff() takes a snapshot, got {type(other).__name__}: b = tp.snapshot(); a.diff(b)")
         first, last = sorted((self, other), key=lambda one: one._time)
         new = {address for address, _, _ in last._storages.keys - first._storages.keys}
-        placed = [member for member in last._placed if member.address in new]
+        placed = [left for left in (some.among(new) for some in last._placed) if left.numbers]
         growth = growth_between(first._storages, last._storages, placed)
         return GrowthReport([], growth=growth, focus="growth")
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import re
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
 from tensorplay.arrays import is_array_class
-from tensorplay.classes import class_name, derives, namespace
+from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import RootKind
 from tensorplay.walk import ERROR_FIELDS, attributes, key_text
 from tensorplay.words import visible
@@ -28,7 +29,9 @@ import torch  # isort: skip
 
 __all__ = ["PathNames", "Root"]
 
+_INDEX = re.compile(r"\[\d+\]")
 _LONGEST = 240
+_MOST_STEPS = 16
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})
 """Of a module: their entries are what the module calls its attributes."""
 _PASSED = frozenset({"Context", "hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
@@ -44,6 +47,7 @@ _PARTS_OF_OTHERS = (
     dict,
 )
 """What tells the less of a cycle the later it comes here."""
+_MORE_NODES = " … "
 _SAID = {"grad": ".grad", "base": "._base", "grad_fn": ".grad_fn"}
 
 
@@ -60,23 +64,63 @@ class Root(NamedTuple):
     function: str | None = None
 
 
+class _Trail(NamedTuple):
+    """A path, as what one step adds to the steps before it: long ways share their beginnings."""
+
+    outer: _Trail | None
+    word: str
+
+    @property
+    def words(self) -> list[str]:
+        """What each step adds, from the root on."""
+        found = []
+        trail: _Trail | None = self
+        while trail is not None:
+            found.append(trail.word)
+            trail = trail.outer
+        return [word for word in reversed(found) if word]
+
+    @property
+    def text(self) -> str:
+        """The path."""
+        return _bounded("".join(self.words))
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What each step adds to the path; of a long one the first and the last steps."""
+        words = [visible(word) for word in self.words]
+        half = _MOST_STEPS // 2
+        return tuple(words if len(words) <= _MOST_STEPS else [*words[:half], " ... ", *words[-half:]])
+
+
 class _Place(NamedTuple):
-    text: str
+    trail: _Trail
     kind: str
     object: Any
     names: bool = False
-    """Whether the entries of the dictionary here are attributes of what the text names."""
+    """Whether the entries of the dictionary here are attributes of what the path names."""
     variables: tuple[str, ...] = ()
     """Of a function's tuple of cells: what the variables in them are called."""
 
+    def then(self, word: str, kind: str, obj: Any, **more: Any) -> _Place:
+        """Answer the place that one more step leads to; an empty word where the step has no name of its own."""
+        return _Place(_Trail(self.trail, word) if word else self.trail, kind, obj, **more)
+
 
 class PathNames:
-    """The entries of one walk, in words."""
+    """The entries of one walk, in words.
 
-    def __init__(self, entries: Sequence[Any]) -> None:
+    Args:
+        entries: what the walk answered.
+        merged: whether paths that differ in an index alone are one, with ``[*]`` for it.
+    """
+
+    def __init__(self, entries: Sequence[Any], *, merged: bool = False) -> None:
         self._entries = entries
         self._places: dict[int, _Place] = {}
         self._roots: dict[int, Root] = {}
+        self._trails: dict[tuple[int, str], _Trail] | None = {} if merged else None
+        self._told: dict[int, tuple[str, tuple[str, ...]]] = {}
 
     def root(self, number: int) -> Root:
         """Answer where the way to an entry begins."""
@@ -98,23 +142,33 @@ class PathNames:
 
     def text(self, number: int) -> str:
         """Name an entry."""
-        return _bounded(self._place(number).text)
+        return self._told_of(self._place(number))[0]
 
-    def target(self, number: int, how: Any, obj: Any, kind: str = "object") -> str:
-        """Name what an entry refers to."""
-        return _bounded(_step(self._place(number), (kind, obj, None, None, how, number)).text)
+    def steps(self, number: int) -> tuple[str, ...]:
+        """Answer what each step adds to an entry's name."""
+        return self._told_of(self._place(number))[1]
+
+    def target(self, number: int, how: Any, obj: Any) -> tuple[str, tuple[str, ...]]:
+        """Name an object that an entry refers to, and answer what each step adds to that."""
+        trail = _step(self._place(number), ("object", obj, None, None, how, number)).trail
+        return trail.text, trail.steps
 
     def cycle(self, references: Sequence[Any]) -> str:
         """Name the steps of a cycle from one object back to it: the same for the same steps, wherever they begin."""
-        if not references:
-            return ""
+        return self._around(references).trail.text if references else ""
+
+    def cycle_steps(self, references: Sequence[Any]) -> tuple[str, ...]:
+        """Answer what each step adds to the name of a cycle."""
+        return self._around(references).trail.steps if references else ()
+
+    def _around(self, references: Sequence[Any]) -> _Place:
         first = min(range(len(references)), key=lambda number: self._rank(references[number][0]))
         begin = self._entries[references[first][0]]
         start = _what(begin[1]) if begin[0] == "object" else _node_name(begin[3]) if begin[0] == "node" else "a tensor"
-        place = _Place(start, begin[0], begin[1])
+        place = _Place(_Trail(None, start), begin[0], begin[1])
         for number, how, end in (*references[first:], *references[:first]):
             place = _step(place, (*self._entries[end][:4], how, number))
-        return _bounded(f"{place.text} → {start} again")
+        return self._shared(place.then(f" → {start} again", "cycle", None))
 
     def _rank(self, number: int) -> tuple[Any, ...]:
         """Say how little an object tells as the beginning of a cycle."""
@@ -131,10 +185,27 @@ class PathNames:
         place = self._places[number] if number >= 0 else None
         for number in reversed(way):
             entry = self._entries[number]
-            place = _begin(entry, self.root(number)) if place is None else _step(place, entry)
+            place = self._shared(_begin(entry, self.root(number)) if place is None else _step(place, entry))
             self._places[number] = place
         assert place is not None
         return place
+
+    def _told_of(self, place: _Place) -> tuple[str, tuple[str, ...]]:
+        trail = place.trail  # lives as long as this does: a place has it
+        if id(trail) not in self._told:
+            self._told[id(trail)] = trail.text, trail.steps
+        return self._told[id(trail)]
+
+    def _shared(self, place: _Place) -> _Place:
+        """Give places whose paths differ in an index alone one trail, where paths are merged."""
+        return place if self._trails is None else place._replace(trail=self._merged(place.trail, self._trails))
+
+    def _merged(self, trail: _Trail, known: dict[tuple[int, str], _Trail]) -> _Trail:
+        if known.get((id(trail.outer), trail.word)) is trail:
+            return trail
+        outer = None if trail.outer is None else self._merged(trail.outer, known)
+        word = _INDEX.sub("[*]", trail.word) if "[" in trail.word else trail.word
+        return known.setdefault((id(outer), word), _Trail(outer, word))
 
 
 def _bounded(text: str) -> str:
@@ -156,12 +227,12 @@ def _begin(entry: Any, root: Root) -> _Place:
         thread = name[3]
         where = f"{Path(root.file).name}:{root.line or '?'} in {root.function}"
         other = "" if thread == threading.get_ident() else f" (thread {_thread_name(thread)})"
-        return _Place(f"{where}{other}: ", kind, None)
+        return _Place(_Trail(None, f"{where}{other}: "), kind, None)
     if kind == "thread":
-        return _Place(f"thread {_thread_name(name)}: ", kind, None)
+        return _Place(_Trail(None, f"thread {_thread_name(name)}: "), kind, None)
     if kind == "unknown":
-        return _Place("C or C++: ", kind, None)
-    return _Place("" if kind == "modules" else _what(obj), kind, obj)
+        return _Place(_Trail(None, "C or C++: "), kind, None)
+    return _Place(_Trail(None, "" if kind == "modules" else _what(obj)), kind, obj)
 
 
 def _thread_name(ident: int) -> str:
@@ -171,8 +242,9 @@ def _thread_name(ident: int) -> str:
     return str(ident) if name is None else str(dict.get(name, "_name", ident))
 
 
-def _link(what: Any) -> str:
-    return _SAID.get(str(what), f" → {what}")
+def _link(place: _Place, what: Any) -> str:
+    arrow = "" if place.trail.word.endswith(": ") else " → "  # directly behind a root
+    return _SAID.get(str(what), f"{arrow}{what}")
 
 
 def _node_name(name: str) -> str:
@@ -183,59 +255,66 @@ def _step(place: _Place, entry: Any) -> _Place:
     """Go on from one place to what it refers to."""
     kind, obj, _, name, how, _ = entry
     word, what = ("", None) if how is None else how
-    text = place.text
     if kind == "node":
-        if place.kind == "node":
-            return _Place(f"{text.rpartition(' (')[0].removesuffix(' …')} … ({_node_name(name)})", kind, None)
-        return _Place(f"{text}{_link(what)} ({_node_name(name)})", kind, None)
+        if place.kind == "node":  # of a graph the first and the last node are named
+            trail = place.trail.outer
+            assert trail is not None
+            between = trail if trail.word == _MORE_NODES else _Trail(trail, _MORE_NODES)
+            return _Place(_Trail(between, f"({_node_name(name)})"), kind, None)
+        return place.then(_link(place, what), kind, None).then(f" ({_node_name(name)})", kind, None)
     if place.kind in ("impl", "storage", "node") or (place.kind == "thread" and word == "owns"):
-        if what in ("Python object", "storage"):
-            return _Place(text, kind, obj)
-        return _Place(f"{text}{_link(what)}".replace(":  → ", ": "), kind, obj)
+        is_own = what in ("Python object", "storage")
+        return place.then("" if is_own else _link(place, what), kind, obj)
     if kind in ("impl", "storage"):  # a tensor's own
-        return _Place(text, kind, obj)
+        return place.then("", kind, obj)
     if place.kind == "modules":
-        return _Place(str(what), kind, obj)
+        return place.then(str(what), kind, obj)
     if place.kind in ("frame", "own"):
-        return _Place(f"{text}{'a temporary' if what is None else what}", kind, obj)
+        return place.then("a temporary" if what is None else str(what), kind, obj)
     if place.kind == "unknown":
-        return _Place(f"{text}{_what(obj)}", kind, obj)
+        return place.then(_what(obj), kind, obj)
     return _of_object(place, kind, obj, word, what)
 
 
 def _of_object(place: _Place, kind: str, obj: Any, word: str, what: Any) -> _Place:
-    parent, text = place.object, place.text
+    parent = place.object
     if word == "nth" and type(parent) is dict:  # Python 3.13 shows some dictionaries' values without their keys
         found = next((key for key, value in list(parent.items()) if value is obj), None)
         word, what = ("nth", what) if found is None else ("key", found)
     if word == "key":
         by_thread = type(what) is weakref.ReferenceType or class_name(type(what)) == "_localdummy"
         if by_thread and type(obj) is dict:  # thread-local variables
-            return _Place(f"{text} of one thread", kind, obj, names=True)
+            return place.then(" of one thread", kind, obj, names=True)
         if place.names and type(what) is str:
             is_table = what in _TABLES and type(obj) is dict
-            return _Place(text if is_table else f"{text}.{what}", kind, obj, names=is_table)
-        return _Place(f"{text}[{key_text(what)}]", kind, obj)
+            return place.then("" if is_table else f".{what}", kind, obj, names=is_table)
+        return place.then(f"[{key_text(what)}]", kind, obj)
     if word == "is_key":
-        return _Place(f"{text}.keys()", kind, obj)
+        return place.then(".keys()", kind, obj)
     if place.variables and word == "nth":
-        return _Place(f"{text} → closure variable {place.variables[what]}", kind, obj)
+        return place.then(f" → closure variable {place.variables[what]}", kind, obj)
     if type(parent) in (list, tuple):
-        return _Place(f"{text}[{what}]", kind, obj)
+        return place.then(f"[{what}]", kind, obj)
+    if type(parent) in (set, frozenset):
+        return place.then("{...}", kind, obj)
+    if word == "nth" and type(parent) is collections.deque:
+        found = next((n for n in (what, what - 1) if 0 <= n < len(parent) and parent[n] is obj), None)
+        if found is not None:  # behind its class, or not, by the version
+            return place.then(f"[{found}]", kind, obj)
     if type(parent) is types.FunctionType and obj is parent.__closure__:
-        return _Place(text, kind, obj, variables=parent.__code__.co_freevars)
+        return place.then("", kind, obj, variables=parent.__code__.co_freevars)
     if is_array_class(type(parent)) and word == "nth":  # the elements come behind the lender
-        return _Place(f"{text}{f'.flat[{what - 1}]' if what else '.base'}", kind, obj)
+        return place.then(f".flat[{what - 1}]" if what else ".base", kind, obj)
     if class_name(type(parent)) in _PASSED:
-        return _Place(text, kind, obj)
+        return place.then("", kind, obj)
     if type(obj) is dict and (derives(type(parent), threading.local) or derives(type(parent), _CACHED)):
-        return _Place(text, kind, obj)
+        return place.then("", kind, obj)
     if type(obj) is dict and _is_namespace(parent, obj):
-        return _Place(text, kind, obj, names=True)
+        return place.then("", kind, obj, names=True)
     name = _named(parent, obj)
     if name in {f".{table}" for table in _TABLES} and type(obj) is dict:
-        return _Place(text, kind, obj, names=True)
-    return _Place(f"{text}{f' → {_what(obj)}' if name is None else name}", kind, obj)
+        return place.then("", kind, obj, names=True)
+    return place.then(f" → {_what(obj)}" if name is None else name, kind, obj)
 
 
 def _is_namespace(parent: Any, child: dict[Any, Any]) -> bool:
@@ -250,12 +329,10 @@ def _is_namespace(parent: Any, child: dict[Any, Any]) -> bool:
 def _named(parent: Any, child: Any) -> str | None:
     """Say by which attribute, item or variable one object refers to another; None where nobody can tell."""
     cls = type(parent)
-    found: str | None
-    for kind, read in _READERS:
-        if derives(cls, kind):
-            found = next((str(name) for name, value in read(parent) if value is child), None)
-            if found is not None:
-                return found
+    for read in [_READERS[id(base)] for base in mro(cls) if id(base) in _READERS]:
+        found = next((str(name) for name, value in read(parent) if value is child), None)
+        if found is not None:
+            return found
     if derives(cls, _CACHED):
         return " (a cached result)"
     found = next((name for name, value in attributes(parent).items() if value is child), None)
@@ -345,26 +422,27 @@ def _of_property(found: property) -> Iterator[tuple[str, Any]]:
 
 
 _CACHED = type(functools.lru_cache(len))
-_READERS: tuple[tuple[type, Any], ...] = (
-    (types.FunctionType, _of_function),
-    (types.CellType, _of_cell),
-    (types.MethodType, _of_method),
-    (types.BuiltinMethodType, _of_method),
-    (functools.partial, _of_partial),
-    (types.GeneratorType, _of_generator),
-    (types.CoroutineType, _of_generator),
-    (types.AsyncGeneratorType, _of_generator),
-    (types.FrameType, _of_frame),
-    (types.TracebackType, _of_traceback),
-    (BaseException, _of_exception),
-    (collections.deque, _of_deque),
-    (set, _of_set),
-    (frozenset, _of_set),
-    (dict, _of_dict),
-    (list, _of_list),
-    (tuple, _of_tuple),
-    (property, _of_property),
-)
+_READERS: dict[int, Callable[[Any], Iterator[tuple[str, Any]]]] = {
+    id(types.FunctionType): _of_function,
+    id(types.CellType): _of_cell,
+    id(types.MethodType): _of_method,
+    id(types.BuiltinMethodType): _of_method,
+    id(functools.partial): _of_partial,
+    id(types.GeneratorType): _of_generator,
+    id(types.CoroutineType): _of_generator,
+    id(types.AsyncGeneratorType): _of_generator,
+    id(types.FrameType): _of_frame,
+    id(types.TracebackType): _of_traceback,
+    id(BaseException): _of_exception,
+    id(collections.deque): _of_deque,
+    id(set): _of_set,
+    id(frozenset): _of_set,
+    id(dict): _of_dict,
+    id(list): _of_list,
+    id(tuple): _of_tuple,
+    id(property): _of_property,
+}
+"""By the identity of a class, which lives as long as this: its metaclass is not asked for a hash."""
 
 
 def _what(obj: Any) -> str:

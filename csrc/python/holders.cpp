@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <string>
 #include <tuple>
+#include <typeinfo>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "../core/owners.h"
 #include "../core/read.h"
@@ -376,24 +380,158 @@ bool has(const std::vector<Tally>& known, const Tally& tally) {
   return found != known.end() && found->key() == tally.key();
 }
 
-// find_storages(own, known=None)
+// Storages that are held alike: paths lead to them that differ in nothing but the indices of containers.
+class Alikes {
+ public:
+  struct Group {
+    Vertex holder = kNoVertex;  // of the first one
+    Vertex place = kNoVertex;   // the first tensor with a new storage on the way to it, which may be itself
+    State state{};
+    c10::Device device{c10::DeviceType::CPU};
+    std::vector<uint64_t> numbers;  // address and bytes of each
+    std::unordered_set<Vertex> places;
+  };
+
+  // Objects of the types `apart` are never taken for one another.
+  Alikes(const HeapGraph& graph, std::vector<PyTypeObject*> apart) : graph_(graph), apart_(std::move(apart)) {
+    // NumPy's and torch's containers are no concern here: these hold any number of things of one kind.
+    indexed_ = {&PyList_Type, &PyTuple_Type, &PySet_Type, &PyFrozenSet_Type};
+    if (const Owned module(PyImport_ImportModule("collections")); module != nullptr) {
+      const Owned deque(PyObject_GetAttrString(module.get(), "deque"));
+      if (deque != nullptr) indexed_.push_back(reinterpret_cast<PyTypeObject*>(deque.get()));
+    }
+    PyErr_Clear();
+  }
+
+  void expect(Vertex holder) { new_.insert(holder); }
+
+  // After all are expected.
+  void add(Vertex holder, State state, c10::Device device, const Tally& tally) {
+    const Vertex place = way_to(holder).place;
+    const uint32_t pattern = state == State::kCycle ? kNoPattern : way_to(holder).pattern;
+    const bool direct = place == holder;
+    size_t at = groups_.size();
+    if (pattern != kNoPattern) {  // garbage is told by its cycle, each for itself
+      at = numbers_.try_emplace({pattern, device.type(), device.index(), direct}, at).first->second;
+    }
+    if (at == groups_.size()) groups_.push_back({holder, place, state, device, {}, {}});
+    Group& group = groups_[at];
+    group.numbers.push_back(tally.address);
+    group.numbers.push_back(static_cast<uint64_t>(tally.nbytes));
+    group.places.insert(place);
+  }
+
+  const std::vector<Group>& groups() const { return groups_; }
+
+ private:
+  static constexpr uint32_t kNoPattern = UINT32_MAX;
+  struct Way {
+    uint32_t pattern = kNoPattern;
+    Vertex place = kNoVertex;
+  };
+  using Step = std::tuple<uint32_t, uint64_t, uint64_t, bool>;
+
+  Way way_to(Vertex vertex) {
+    std::vector<Vertex> steps;
+    Way way;
+    for (Vertex at = vertex; at != kNoVertex; at = graph_.parent(at)) {
+      if (const auto found = ways_.find(at); found != ways_.end()) {
+        way = found->second;
+        break;
+      }
+      steps.push_back(at);
+    }
+    for (; !steps.empty(); steps.pop_back()) {
+      const Vertex at = steps.back();
+      const bool is_new = new_.contains(at);
+      if (is_new && way.place == kNoVertex) way.place = at;
+      const Step step{way.pattern, step_to(at), what(at), is_new};
+      way.pattern = patterns_.try_emplace(step, static_cast<uint32_t>(patterns_.size())).first->second;
+      ways_.emplace(at, way);
+    }
+    return way;
+  }
+
+  // How the vertex above refers to it, without an index.
+  uint64_t step_to(Vertex vertex) const {
+    const Vertex above = graph_.parent(vertex);
+    const Label label = graph_.label(vertex);
+    constexpr uint64_t any = UINT64_MAX;
+    if (above == kNoVertex || label.kind() == Label::Kind::kIsKey) return any;
+    if (label.kind() == Label::Kind::kKey) return PyLong_CheckExact(label.key()) ? any : label.bits;
+    if (graph_.kind(above) != VertexKind::kObject) return label.bits;
+    const PyTypeObject* type = Py_TYPE(borrowed(graph_.object(above)));
+    return std::ranges::find(indexed_, type) == indexed_.end() ? label.bits : any;
+  }
+
+  // What stands for all that is named like it: its type, or itself.
+  uint64_t what(Vertex vertex) const {
+    const VertexKind kind = graph_.kind(vertex);
+    if (graph_.parent(vertex) == kNoVertex) return uint64_t{vertex} << 3 | 1;  // no address is odd
+    if (kind == VertexKind::kNode) {
+      const auto& node = *static_cast<const torch::autograd::Node*>(graph_.object(vertex));
+      return reinterpret_cast<uint64_t>(typeid(node).name());
+    }
+    if (kind != VertexKind::kObject) return static_cast<uint64_t>(kind) << 1;
+    PyTypeObject* type = Py_TYPE(borrowed(graph_.object(vertex)));
+    const bool apart =
+        std::ranges::any_of(apart_, [&](PyTypeObject* one) { return PyType_IsSubtype(type, one) != 0; });
+    return apart ? uint64_t{vertex} << 3 | 1 : reinterpret_cast<uint64_t>(type);
+  }
+
+  const HeapGraph& graph_;
+  std::vector<PyTypeObject*> apart_;
+  std::vector<PyTypeObject*> indexed_;
+  std::unordered_set<Vertex> new_;
+  std::unordered_map<Vertex, Way> ways_;
+  std::map<Step, uint32_t> patterns_;
+  std::map<std::tuple<uint32_t, c10::DeviceType, c10::DeviceIndex, bool>, size_t> numbers_;
+  std::vector<Group> groups_;
+};
+
+bool read_types(PyObject* tuple, std::vector<PyTypeObject*>& out) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    PyObject* type = PyTuple_GET_ITEM(tuple, i);
+    if (!PyType_Check(type)) {
+      PyErr_SetString(PyExc_TypeError, "find_storages() takes classes as a tuple");
+      return false;
+    }
+    out.push_back(reinterpret_cast<PyTypeObject*>(type));
+  }
+  return true;
+}
+
+Owned array_of_numbers(const void* numbers, size_t nbytes) {
+  const Owned bytes(
+      PyBytes_FromStringAndSize(static_cast<const char*>(numbers), static_cast<Py_ssize_t>(nbytes)));
+  return Owned(bytes == nullptr ? nullptr : array_of(bytes.get(), "Q"));
+}
+
+// find_storages(own, known=None, apart=())
 PyObject* find_storages(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 1, 2, "find_storages(own, known=None)")) return nullptr;
-  if (!PyUnicode_Check(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "find_storages() takes the beginning of file names as a str");
+  if (!need_arguments(count, 1, 3, "find_storages(own, known=None, apart=())")) return nullptr;
+  if (!PyUnicode_Check(args[0]) || (count > 2 && !PyTuple_Check(args[2]))) {
+    PyErr_SetString(PyExc_TypeError,
+                    "find_storages() takes the beginning of file names as a str, and classes as a tuple");
     return nullptr;
   }
   const bool any_new = count > 1 && args[1] != Py_None;
   return guarded([&]() -> PyObject* {
     std::vector<Tally> known;
+    std::vector<PyTypeObject*> apart;
     if (any_new && !read_tally(args[1], known)) return nullptr;
+    if (count > 2 && !read_types(args[2], apart)) return nullptr;
     const CollectionPause pause;
     HeapGraph graph(args[0]);
     if (!graph.walk()) return nullptr;
-    Entries entries(graph);
+    struct New {
+      Vertex holder;
+      State state;
+      c10::Device device;
+      Tally tally;
+    };
     std::vector<Tally> all;
-    const Owned found(PyList_New(0));
-    if (found == nullptr) return nullptr;
+    std::vector<New> found;
     States states(graph);
     for (Vertex vertex = 0; vertex < graph.size(); ++vertex) {
       if (graph.kind(vertex) != VertexKind::kStorage) continue;
@@ -405,19 +543,30 @@ PyObject* find_storages(PyObject*, PyObject* const* args, Py_ssize_t count) {
       all.push_back({reinterpret_cast<uint64_t>(&storage), reinterpret_cast<uint64_t>(data.pointer),
                      nbytes_of(storage).value_or(0), state == State::kCycle});
       if (!any_new || has(known, all.back())) continue;
-      PyObject* cycle = cycle_of(graph, vertex, entries);
-      if (cycle == nullptr) return nullptr;
-      const Py_ssize_t number = entries.number(holder_of(graph, vertex));
-      PyObject* answer = Py_BuildValue("KLNnsN", static_cast<unsigned long long>(all.back().address),
-                                       static_cast<long long>(all.back().nbytes), device_name(data.device),
-                                       number, name_of(state), cycle);
-      if (!append(found.get(), answer)) return nullptr;
+      found.push_back({holder_of(graph, vertex), state, data.device, all.back()});
     }
-    const Owned bytes(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(all.data()),
-                                                static_cast<Py_ssize_t>(all.size() * sizeof(Tally))));
-    const Owned tally(bytes == nullptr ? nullptr : array_of(bytes.get(), "Q"));
+    Alikes alikes(graph, std::move(apart));
+    for (const New& one : found) alikes.expect(one.holder);
+    for (const New& one : found) alikes.add(one.holder, one.state, one.device, one.tally);
+    Entries entries(graph);
+    const Owned answers(PyList_New(0));
+    if (answers == nullptr) return nullptr;
+    for (const Alikes::Group& group : alikes.groups()) {
+      PyObject* cycle = cycle_of(graph, group.holder, entries);
+      if (cycle == nullptr) return nullptr;
+      const Owned numbers = array_of_numbers(group.numbers.data(), group.numbers.size() * sizeof(uint64_t));
+      const Py_ssize_t holder = entries.number(group.holder);
+      const Py_ssize_t place = entries.number(group.place);
+      PyObject* answer = numbers == nullptr
+                             ? nullptr
+                             : Py_BuildValue("ONnsNnn", numbers.get(), device_name(group.device), holder,
+                                             name_of(group.state), cycle, place,
+                                             static_cast<Py_ssize_t>(group.places.size()));
+      if (!append(answers.get(), answer)) return nullptr;
+    }
+    const Owned tally = array_of_numbers(all.data(), all.size() * sizeof(Tally));
     if (tally == nullptr || entries.failed()) return nullptr;
-    return PyTuple_Pack(3, tally.get(), entries.list(), found.get());
+    return PyTuple_Pack(3, tally.get(), entries.list(), answers.get());
   });
 }
 
@@ -438,11 +587,15 @@ PyMethodDef functions[] = {
      "(\"saved "
      "self\")."},
     {"find_storages", fast_call(find_storages), METH_FASTCALL,
-     "find_storages(own, known=None, /)\n--\n\nAnswer a tally of every storage, four numbers each: address, "
-     "pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as find_holders() does, "
-     "and each storage that it lacks: (address, nbytes, device, entry of its tensor's object, or of what "
-     "else "
-     "stands for it, state, cycle)."},
+     "find_storages(own, known=None, apart=(), /)\n--\n\nAnswer a tally of every storage, four numbers each: "
+     "address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as "
+     "find_holders() "
+     "does, and the storages that it lacks, those together whose ways differ in indices alone: (address and "
+     "nbytes of each, device, entry of the first one's tensor's object, or of what else stands for it, "
+     "state, "
+     "cycle, entry of the first new tensor on the way, how many of these). Objects of the classes `apart` "
+     "are "
+     "never taken for one another, and garbage is not."},
     {nullptr, nullptr, 0, nullptr},
 };
 

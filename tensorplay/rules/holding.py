@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tensorplay.failures import KeptError
-from tensorplay.growth import Surge, nbytes_of
+from tensorplay.growth import Surge, count_of, nbytes_of
 from tensorplay.layers import Finding
 from tensorplay.rules.registry import LeakRule, SceneRule
 from tensorplay.scene import Scene
@@ -78,8 +78,8 @@ class CppHolders(LeakRule):
         yield self.finding(
             rows[0].path,
             headline="C or C++ code alone holds new memory",
-            subject=f"{plural(len(members), 'storage')}, {bytes_text(nbytes_of(members))}",
-            evidence={"bytes": nbytes_of(members), "storages": len(members), "held": [row.path for row in rows]},
+            subject=f"{plural(count_of(members), 'storage')}, {bytes_text(nbytes_of(members))}",
+            evidence={"bytes": nbytes_of(members), "storages": count_of(members), "held": [row.path for row in rows]},
             why="no Python path leads to it, so that nothing in Python can free it",
             fix="look where an extension, a future or a queue keeps a tensor, or a reference count is not lowered",
             source=_READ,
@@ -156,23 +156,23 @@ class HeldByCycle(LeakRule):
 
     def leaked(self, surge: Surge) -> Iterator[Finding]:
         """Explain one finding a cycle; those of equal steps are one."""
-        storages = {storage.address: storage for storage in surge.new}
+        storages = dict(zip(map(id, surge.placed), surge.new, strict=True))
         for row in surge.rows("cycle"):
             if not surge.counts(row.members):
                 continue
-            around = [storages[member.address].around for member in row.members]
-            parameters = [member for member in row.members if surge.is_parameter(storages[member.address])]
+            around = [storages[id(member)].around for member in row.members]
+            parameters = [member for member in row.members if surge.is_parameter(storages[id(member)])]
             cycles = len({min(begin for begin, _, _ in steps) for steps in around if steps})
             more = f" on {cycles} such cycles" if cycles > 1 else ""
             yield self.finding(
                 row.path,
                 headline="memory hangs on a reference cycle until the garbage collector runs",
-                subject=f"{plural(len(row.members), 'storage')}, {bytes_text(row.nbytes)}{more}: {row.path}",
+                subject=f"{plural(row.storages, 'storage')}, {bytes_text(row.nbytes)}{more}",
                 evidence={
                     "bytes": nbytes_of(row.direct),
                     "indirect_bytes": nbytes_of(row.indirect),
                     "parameter_bytes": nbytes_of(parameters),
-                    "storages": len(row.members),
+                    "storages": row.storages,
                     "cycles": cycles,
                     "cycle": row.path,
                 },
@@ -244,7 +244,7 @@ class GrowsEachStep(LeakRule):
             return
         steps = len(slope.nbytes)
         rows = surge.rows("reached")
-        rows = [row for row in rows if len(row.members) >= steps] or rows
+        rows = [row for row in rows if row.storages >= steps] or rows
         pinned = bool(rows) and nbytes_of(rows[0].indirect) > nbytes_of(rows[0].direct)
         yield self.finding(
             rows[0].path if rows else "memory",
@@ -259,7 +259,7 @@ class GrowsEachStep(LeakRule):
                 "confidence": slope.confidence,
                 "p_value": slope.p_value,
                 "steps": steps,
-                "held": [{"path": row.path, "storages": len(row.members), "bytes": row.nbytes} for row in rows],
+                "held": [{"path": row.path, "storages": row.storages, "bytes": row.nbytes} for row in rows],
             },
             why="it goes on until memory is full",
             fix="keep .item() or .detach() there: with a tensor its graph is kept"
@@ -339,7 +339,7 @@ class ErrorHoldsFrames(SceneRule, LeakRule):
 
     def _explained(self, errors: Sequence[KeptError], least: int) -> Iterator[Finding]:
         for error in errors:
-            if error.nbytes < least:
+            if error.nbytes < max(least, 1):
                 continue
             yield self.finding(
                 error.path,
@@ -423,9 +423,9 @@ class ModulesHoldActivations(LeakRule):
     def leaked(self, surge: Surge) -> Iterator[Finding]:
         """Explain one finding for all modules."""
         found = surge.activations
-        if not surge.counts(found.storages):
+        if not found.storages or not surge.counts(found.storages):
             return
-        nbytes, count = nbytes_of(found.storages), len(found.storages)
+        nbytes, count = nbytes_of(found.storages), count_of(found.storages)
         yield self.finding(
             found.attributes[0],
             headline="modules keep activations in plain attributes",
