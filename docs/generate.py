@@ -59,8 +59,9 @@ SIGNATURES = {
     ),
     "find_owners": "(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]",
     "find_storages": (
-        "(own: str, known: memoryview | bytes | None = None, /) -> "
-        "tuple[memoryview, list[HeapEntry], list[tuple[int, int, str, int, str, HeapCycle]]]"
+        "(own: str, known: memoryview | bytes | None = None, apart: tuple[type, ...] = (), "
+        "indexed: tuple[type, ...] = (), /) -> "
+        "tuple[memoryview, list[HeapEntry], list[tuple[memoryview, str, int, str, HeapCycle, int, int]], list[int]]"
     ),
     "group_by_storage": "(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryview, memoryview]",
     "infer_chain": (

@@ -438,8 +438,8 @@ def find_mappings(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, 
 def find_owners(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]:
     """Answer who owns some impls or storages: of each the count and what each owner is to it, its Python object ("object"), another one ("holder"), or as C++ calls it ("saved self")."""
 
-def find_storages(own: str, known: memoryview | bytes | None = None, /) -> tuple[memoryview, list[HeapEntry], list[tuple[int, int, str, int, str, HeapCycle]]]:
-    """Answer a tally of every storage, four numbers each: address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as find_holders() does, and each storage that it lacks: (address, nbytes, device, entry of its tensor's object, or of what else stands for it, state, cycle)."""
+def find_storages(own: str, known: memoryview | bytes | None = None, apart: tuple[type, ...] = (), indexed: tuple[type, ...] = (), /) -> tuple[memoryview, list[HeapEntry], list[tuple[memoryview, str, int, str, HeapCycle, int, int]], list[int]]:
+    """Answer a tally of every storage, four numbers each: address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as find_holders() does, and the storages that it lacks, those together whose ways differ in indices alone, where they are many: (address and nbytes of each, device, entry of the first one's tensor's object, or of what else stands for it, state, cycle, entry of the first new tensor on the way, how many of these); and the entries of dictionaries whose keys count as indices, as they lead to so many. Objects of the classes `apart` are never taken for one another, and garbage is not; those of `indexed` hold any number of equals, as lists do."""
 
 def frame_locals(thread: int | None = None, skip: str | None = None, /) -> list[FrameLocals]:
     """Answer (filename, qualified name, line, [(variable, value), ...]) of every frame now executing, this thread's first, innermost first."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
@@ -24,6 +25,17 @@ from torch import nn  # isort: skip
 __all__ = ["NewStorages", "Placed", "Row", "Storages", "Surge", "count_of", "growth_between", "nbytes_of", "rows_of"]
 
 _MEMORY = ("impl", "storage")
+_APART = (
+    BaseException,
+    nn.Module,
+    types.FunctionType,
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    types.FrameType,
+)
+"""Classes of objects that are told from their equals: by the rules, or because each names what it holds."""
+_INDEXED = (collections.deque,)
 
 
 class Storages(NamedTuple):
@@ -84,7 +96,7 @@ class NewStorages(NamedTuple):
     """How many of these there are."""
 
     @property
-    def sizes(self) -> Iterator[tuple[int, int]]:
+    def sizes(self) -> Iterable[tuple[int, int]]:
         """Address and bytes of each."""
         return zip(self.numbers[::2], self.numbers[1::2], strict=True)
 
@@ -108,7 +120,10 @@ class Placed(NamedTuple):
     """The path with ``[*]`` for its indices."""
     steps: tuple[str, ...]
     """What each step adds to the pattern."""
+    place: int
+    """A number that tells it from other places."""
     places: int
+    """So many it stands for."""
     direct: bool
     """Whether they are those of the tensors there, and not some that live behind these."""
     root: Root
@@ -138,6 +153,12 @@ class Row(NamedTuple):
         return count_of(self.members)
 
     @property
+    def places(self) -> int:
+        """How many places hold them."""
+        ones = {member.place for member in self.members if member.places == 1}
+        return len(ones) + max((member.places for member in self.members if member.places > 1), default=0)
+
+    @property
     def direct(self) -> list[Placed]:
         """Those of the tensors at the place itself."""
         return [member for member in self.members if member.direct]
@@ -161,7 +182,7 @@ class Row(NamedTuple):
             nbytes=nbytes_of(self.direct),
             indirect_storages=count_of(self.indirect),
             indirect_nbytes=nbytes_of(self.indirect),
-            places=max(member.places for member in self.members),
+            places=self.places,
             cycle=self.path if self.state == "cycle" else None,
         )
 
@@ -223,17 +244,17 @@ class Surge:
     """
 
     def __init__(self, before: Storages, config: Config, slope: Slope | None = None) -> None:
-        tally, self._entries, found = C.find_storages(OWN_FILES, before.tally, (BaseException, nn.Module))
+        tally, self._entries, found, crowded = C.find_storages(OWN_FILES, before.tally, _APART, _INDEXED)
         self.before = before
         self.after = Storages(tally)
         self.config = config
         self.slope = slope
         self.names = PathNames(self._entries)
-        self._merged = PathNames(self._entries, merged=True)
-        self.new = [
-            NewStorages(numbers, device, entry, state, *(((), ()) if cycle is None else cycle), place, places)
-            for numbers, device, entry, state, cycle, place, places in found
-        ]
+        self._merged = PathNames(self._entries, merged=True, crowded=crowded)
+        self.new: list[NewStorages] = []
+        for numbers, device, entry, state, cycle, place, places in found:
+            around, way = cycle or ((), ())
+            self.new.append(NewStorages(numbers, device, entry, state, around, way, place, places))
 
     def way_to(self, entry: int) -> list[int]:
         """Answer the entries from a root to one, which is the last."""
@@ -350,6 +371,7 @@ class Surge:
             path=path,
             pattern=pattern,
             steps=steps,
+            place=place,
             places=storages.places,
             direct=direct,
             root=names.root(place),

@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,13 +113,15 @@ class PathNames:
     Args:
         entries: what the walk answered.
         merged: whether paths that differ in an index alone are one, with ``[*]`` for it.
+        crowded: entries of dictionaries whose keys count as indices then.
     """
 
-    def __init__(self, entries: Sequence[Any], *, merged: bool = False) -> None:
+    def __init__(self, entries: Sequence[Any], *, merged: bool = False, crowded: Iterable[int] = ()) -> None:
         self._entries = entries
         self._places: dict[int, _Place] = {}
         self._roots: dict[int, Root] = {}
         self._trails: dict[tuple[int, str], _Trail] | None = {} if merged else None
+        self._crowded = frozenset(crowded)
         self._told: dict[int, tuple[str, tuple[str, ...]]] = {}
 
     def root(self, number: int) -> Root:
@@ -185,8 +187,10 @@ class PathNames:
         place = self._places[number] if number >= 0 else None
         for number in reversed(way):
             entry = self._entries[number]
-            place = self._shared(_begin(entry, self.root(number)) if place is None else _step(place, entry))
-            self._places[number] = place
+            place = _begin(entry, self.root(number)) if place is None else _step(place, entry)
+            if entry[5] in self._crowded and entry[4][0] == "key":
+                place = place._replace(trail=_Trail(place.trail.outer, ".*" if place.trail.word[0] == "." else "[*]"))
+            place = self._places[number] = self._shared(place)
         assert place is not None
         return place
 

@@ -380,53 +380,71 @@ bool has(const std::vector<Tally>& known, const Tally& tally) {
   return found != known.end() && found->key() == tally.key();
 }
 
-// Storages that are held alike: paths lead to them that differ in nothing but the indices of containers.
+// Storages that are held alike: paths lead to them that differ in nothing but the indices of containers. Of
+// few alike each is a group of its own.
 class Alikes {
  public:
-  struct Group {
-    Vertex holder = kNoVertex;  // of the first one
-    Vertex place = kNoVertex;   // the first tensor with a new storage on the way to it, which may be itself
-    State state{};
-    c10::Device device{c10::DeviceType::CPU};
-    std::vector<uint64_t> numbers;  // address and bytes of each
-    std::unordered_set<Vertex> places;
+  struct Member {
+    Vertex holder;
+    Vertex place;  // the first tensor with a new storage on the way to the holder, which may be itself
+    State state;
+    c10::Device device;
+    uint64_t address;
+    uint64_t nbytes;
   };
+  using Group = std::vector<Member>;
 
-  // Objects of the types `apart` are never taken for one another.
-  Alikes(const HeapGraph& graph, std::vector<PyTypeObject*> apart) : graph_(graph), apart_(std::move(apart)) {
-    // NumPy's and torch's containers are no concern here: these hold any number of things of one kind.
-    indexed_ = {&PyList_Type, &PyTuple_Type, &PySet_Type, &PyFrozenSet_Type};
-    if (const Owned module(PyImport_ImportModule("collections")); module != nullptr) {
-      const Owned deque(PyObject_GetAttrString(module.get(), "deque"));
-      if (deque != nullptr) indexed_.push_back(reinterpret_cast<PyTypeObject*>(deque.get()));
+  // Objects of the types `apart` are never taken for one another; those `indexed` hold any number of equals.
+  Alikes(const HeapGraph& graph, std::vector<PyTypeObject*> apart, std::vector<PyTypeObject*> indexed)
+      : graph_(graph), apart_(std::move(apart)), indexed_(std::move(indexed)) {}
+
+  void expect(Vertex holder) {
+    new_.insert(holder);
+    for (Vertex at = holder; at != kNoVertex && met_.insert(at).second; at = graph_.parent(at)) {
+      if (is_value(at) && ++values_[graph_.parent(at)] == kMany) crowded_.push_back(graph_.parent(at));
     }
-    PyErr_Clear();
   }
-
-  void expect(Vertex holder) { new_.insert(holder); }
 
   // After all are expected.
   void add(Vertex holder, State state, c10::Device device, const Tally& tally) {
-    const Vertex place = way_to(holder).place;
-    const uint32_t pattern = state == State::kCycle ? kNoPattern : way_to(holder).pattern;
-    const bool direct = place == holder;
+    const Way way = way_to(holder);
     size_t at = groups_.size();
-    if (pattern != kNoPattern) {  // garbage is told by its cycle, each for itself
-      at = numbers_.try_emplace({pattern, device.type(), device.index(), direct}, at).first->second;
+    if (state != State::kCycle) {  // garbage is told by its cycle, each for itself
+      const bool direct = way.place == holder;
+      at = numbers_.try_emplace({way.pattern, device.type(), device.index(), direct}, at).first->second;
     }
-    if (at == groups_.size()) groups_.push_back({holder, place, state, device, {}, {}});
-    Group& group = groups_[at];
-    group.numbers.push_back(tally.address);
-    group.numbers.push_back(static_cast<uint64_t>(tally.nbytes));
-    group.places.insert(place);
+    if (at == groups_.size()) groups_.emplace_back();
+    groups_[at].push_back(
+        {holder, way.place, state, device, tally.address, static_cast<uint64_t>(tally.nbytes)});
   }
 
-  const std::vector<Group>& groups() const { return groups_; }
+  std::vector<Group> groups() const {
+    std::vector<Group> found;
+    for (const Group& alike : groups_) {
+      std::unordered_map<Vertex, Group> by_place;
+      for (const Member& member : alike) {
+        by_place[member.place].push_back(member);
+        if (by_place.size() > kFew) break;
+      }
+      if (by_place.size() > kFew) {
+        found.push_back(alike);
+        continue;
+      }
+      for (const Member& member : alike) {  // in their order
+        if (const auto one = by_place.extract(member.place); !one.empty()) found.push_back(one.mapped());
+      }
+    }
+    return found;
+  }
+
+  // Dictionaries with so many values on the ways that their keys are taken for indices.
+  const std::vector<Vertex>& crowded() const { return crowded_; }
 
  private:
-  static constexpr uint32_t kNoPattern = UINT32_MAX;
+  static constexpr size_t kMany = 64;
+  static constexpr size_t kFew = 16;
   struct Way {
-    uint32_t pattern = kNoPattern;
+    uint32_t pattern = UINT32_MAX;
     Vertex place = kNoVertex;
   };
   using Step = std::tuple<uint32_t, uint64_t, uint64_t, bool>;
@@ -458,10 +476,20 @@ class Alikes {
     const Label label = graph_.label(vertex);
     constexpr uint64_t any = UINT64_MAX;
     if (above == kNoVertex || label.kind() == Label::Kind::kIsKey) return any;
-    if (label.kind() == Label::Kind::kKey) return PyLong_CheckExact(label.key()) ? any : label.bits;
+    if (label.kind() == Label::Kind::kKey) {
+      const bool is_index =
+          PyLong_CheckExact(label.key()) || (is_value(vertex) && values_.at(above) >= kMany);
+      return is_index ? any : label.bits;
+    }
     if (graph_.kind(above) != VertexKind::kObject) return label.bits;
     const PyTypeObject* type = Py_TYPE(borrowed(graph_.object(above)));
     return std::ranges::find(indexed_, type) == indexed_.end() ? label.bits : any;
+  }
+
+  bool is_value(Vertex vertex) const {
+    const Vertex above = graph_.parent(vertex);
+    return above != kNoVertex && graph_.kind(above) == VertexKind::kObject &&
+           graph_.label(vertex).kind() == Label::Kind::kKey;
   }
 
   // What stands for all that is named like it: its type, or itself.
@@ -483,6 +511,9 @@ class Alikes {
   std::vector<PyTypeObject*> apart_;
   std::vector<PyTypeObject*> indexed_;
   std::unordered_set<Vertex> new_;
+  std::unordered_set<Vertex> met_;
+  std::unordered_map<Vertex, size_t> values_;
+  std::vector<Vertex> crowded_;
   std::unordered_map<Vertex, Way> ways_;
   std::map<Step, uint32_t> patterns_;
   std::map<std::tuple<uint32_t, c10::DeviceType, c10::DeviceIndex, bool>, size_t> numbers_;
@@ -490,10 +521,14 @@ class Alikes {
 };
 
 bool read_types(PyObject* tuple, std::vector<PyTypeObject*>& out) {
+  if (!PyTuple_Check(tuple)) {
+    PyErr_SetString(PyExc_TypeError, "find_storages() takes classes as a tuple");
+    return false;
+  }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
     PyObject* type = PyTuple_GET_ITEM(tuple, i);
     if (!PyType_Check(type)) {
-      PyErr_SetString(PyExc_TypeError, "find_storages() takes classes as a tuple");
+      PyErr_SetString(PyExc_TypeError, "find_storages() takes classes in its tuples");
       return false;
     }
     out.push_back(reinterpret_cast<PyTypeObject*>(type));
@@ -507,20 +542,40 @@ Owned array_of_numbers(const void* numbers, size_t nbytes) {
   return Owned(bytes == nullptr ? nullptr : array_of(bytes.get(), "Q"));
 }
 
-// find_storages(own, known=None, apart=())
+// (address and nbytes of each, device, entry of the first one's holder, state, cycle, entry of its place,
+// places)
+PyObject* answer_of(const Alikes::Group& group, const HeapGraph& graph, Entries& entries) {
+  std::vector<uint64_t> numbers;
+  std::unordered_set<Vertex> places;
+  for (const Alikes::Member& member : group) {
+    numbers.insert(numbers.end(), {member.address, member.nbytes});
+    places.insert(member.place);
+  }
+  const Owned array = array_of_numbers(numbers.data(), numbers.size() * sizeof(uint64_t));
+  const Alikes::Member& first = group.front();
+  PyObject* cycle = array == nullptr ? nullptr : cycle_of(graph, first.holder, entries);
+  if (cycle == nullptr) return nullptr;
+  const Py_ssize_t holder = entries.number(first.holder);
+  const Py_ssize_t place = entries.number(first.place);
+  return Py_BuildValue("ONnsNnn", array.get(), device_name(first.device), holder, name_of(first.state), cycle,
+                       place, static_cast<Py_ssize_t>(places.size()));
+}
+
+// find_storages(own, known=None, apart=(), indexed=())
 PyObject* find_storages(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 1, 3, "find_storages(own, known=None, apart=())")) return nullptr;
-  if (!PyUnicode_Check(args[0]) || (count > 2 && !PyTuple_Check(args[2]))) {
-    PyErr_SetString(PyExc_TypeError,
-                    "find_storages() takes the beginning of file names as a str, and classes as a tuple");
+  if (!need_arguments(count, 1, 4, "find_storages(own, known=None, apart=(), indexed=())")) return nullptr;
+  if (!PyUnicode_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "find_storages() takes the beginning of file names as a str");
     return nullptr;
   }
   const bool any_new = count > 1 && args[1] != Py_None;
   return guarded([&]() -> PyObject* {
     std::vector<Tally> known;
     std::vector<PyTypeObject*> apart;
+    std::vector<PyTypeObject*> indexed{&PyList_Type, &PyTuple_Type, &PySet_Type, &PyFrozenSet_Type};
     if (any_new && !read_tally(args[1], known)) return nullptr;
     if (count > 2 && !read_types(args[2], apart)) return nullptr;
+    if (count > 3 && !read_types(args[3], indexed)) return nullptr;
     const CollectionPause pause;
     HeapGraph graph(args[0]);
     if (!graph.walk()) return nullptr;
@@ -545,28 +600,23 @@ PyObject* find_storages(PyObject*, PyObject* const* args, Py_ssize_t count) {
       if (!any_new || has(known, all.back())) continue;
       found.push_back({holder_of(graph, vertex), state, data.device, all.back()});
     }
-    Alikes alikes(graph, std::move(apart));
+    Alikes alikes(graph, std::move(apart), std::move(indexed));
     for (const New& one : found) alikes.expect(one.holder);
     for (const New& one : found) alikes.add(one.holder, one.state, one.device, one.tally);
     Entries entries(graph);
     const Owned answers(PyList_New(0));
     if (answers == nullptr) return nullptr;
     for (const Alikes::Group& group : alikes.groups()) {
-      PyObject* cycle = cycle_of(graph, group.holder, entries);
-      if (cycle == nullptr) return nullptr;
-      const Owned numbers = array_of_numbers(group.numbers.data(), group.numbers.size() * sizeof(uint64_t));
-      const Py_ssize_t holder = entries.number(group.holder);
-      const Py_ssize_t place = entries.number(group.place);
-      PyObject* answer = numbers == nullptr
-                             ? nullptr
-                             : Py_BuildValue("ONnsNnn", numbers.get(), device_name(group.device), holder,
-                                             name_of(group.state), cycle, place,
-                                             static_cast<Py_ssize_t>(group.places.size()));
-      if (!append(answers.get(), answer)) return nullptr;
+      if (!append(answers.get(), answer_of(group, graph, entries))) return nullptr;
+    }
+    const Owned crowded(PyList_New(0));
+    for (const Vertex vertex : alikes.crowded()) {
+      if (crowded == nullptr || !append(crowded.get(), PyLong_FromSsize_t(entries.number(vertex))))
+        return nullptr;
     }
     const Owned tally = array_of_numbers(all.data(), all.size() * sizeof(Tally));
-    if (tally == nullptr || entries.failed()) return nullptr;
-    return PyTuple_Pack(3, tally.get(), entries.list(), answers.get());
+    if (tally == nullptr || crowded == nullptr || entries.failed()) return nullptr;
+    return PyTuple_Pack(4, tally.get(), entries.list(), answers.get(), crowded.get());
   });
 }
 
@@ -587,15 +637,18 @@ PyMethodDef functions[] = {
      "(\"saved "
      "self\")."},
     {"find_storages", fast_call(find_storages), METH_FASTCALL,
-     "find_storages(own, known=None, apart=(), /)\n--\n\nAnswer a tally of every storage, four numbers each: "
-     "address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as "
-     "find_holders() "
-     "does, and the storages that it lacks, those together whose ways differ in indices alone: (address and "
-     "nbytes of each, device, entry of the first one's tensor's object, or of what else stands for it, "
-     "state, "
-     "cycle, entry of the first new tensor on the way, how many of these). Objects of the classes `apart` "
-     "are "
-     "never taken for one another, and garbage is not."},
+     "find_storages(own, known=None, apart=(), indexed=(), /)\n--\n\nAnswer a tally of every storage, four "
+     "numbers "
+     "each: address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as "
+     "find_holders() does, and the storages that it lacks, those together whose ways differ in indices "
+     "alone, where "
+     "they are many: (address and nbytes of each, device, entry of the first one's tensor's object, or of "
+     "what else "
+     "stands for it, state, cycle, entry of the first new tensor on the way, how many of these); and the "
+     "entries of "
+     "dictionaries whose keys count as indices, as they lead to so many. Objects of the classes `apart` are "
+     "never "
+     "taken for one another, and garbage is not; those of `indexed` hold any number of equals, as lists do."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import sys
 import threading
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tensorplay._native import C
 from tests.situations import SITUATIONS
@@ -165,10 +167,11 @@ def test_storages_have_their_holder():
     box = [torch.ones(7)]
     address = C.read(box[0], 0).storage.address
 
-    _, entries, storages = C.find_storages(NOBODY, b"")
+    _, entries, groups, _ = C.find_storages(NOBODY, b"")
 
-    (_, nbytes, device, held, state, cycle) = next(one for one in storages if one[0] == address)
-    assert (nbytes, device, state, cycle) == (28, "cpu", "reached", None)
+    (numbers, device, held, state, cycle, place, places) = next(one for one in groups if address in one[0][::2])
+    assert (numbers.tolist(), device, state, cycle, places) == ([address, 28], "cpu", "reached", None, 1)
+    assert held == place
     assert entries[held][1] is box[0]
     assert entries[held][4] == ("nth", 0)
     assert entries[entries[held][5]][1] is box
@@ -178,24 +181,84 @@ def test_storages_are_tallied():
     box = [torch.ones(7)]
     storage = C.read(box[0], 0).storage
 
-    numbers, entries, found = C.find_storages(NOBODY)
+    numbers, entries, groups, crowded = C.find_storages(NOBODY)
     tallied = {numbers[i]: numbers[i + 1 : i + 4].tolist() for i in range(0, len(numbers), 4)}
 
     assert tallied[storage.address] == [box[0].data_ptr(), 28, 0]
-    assert entries == found == []
-    assert tallied.keys() == {one[0] for one in C.find_storages(NOBODY, b"")[2]}
+    assert entries == groups == crowded == []
+    found = [address for one in C.find_storages(NOBODY, b"")[2] for address in one[0][::2]]
+    assert sorted(found) == sorted(tallied)
 
 
 def test_storages_that_a_tally_lacks_are_found():
     box = [torch.ones(7)]
-    known, _, _ = C.find_storages(NOBODY)
+    known = C.find_storages(NOBODY)[0]
     box.append(torch.ones(8))
 
-    _, entries, storages = C.find_storages(NOBODY, known)
+    _, entries, groups, _ = C.find_storages(NOBODY, known)
 
-    assert [entries[one[3]][1] is box[1] for one in storages] == [True]
+    assert [entries[one[2]][1] is box[1] for one in groups] == [True]
     with pytest.raises(ValueError, match="four numbers"):
         C.find_storages(NOBODY, b"12345")
+
+
+class _Cell:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("kept", "count"),
+    [
+        (lambda: [torch.ones(2) for _ in range(17)], 1),
+        (lambda: collections.deque(torch.ones(2) for _ in range(17)), 1),
+        (lambda: {torch.ones(2) for _ in range(17)}, 1),
+        (lambda: {n: torch.ones(2) for n in range(17)}, 1),
+        (lambda: [[{5: (torch.ones(2),)}] for _ in range(17)], 1),
+        (lambda: [_Cell(torch.ones(2)) for _ in range(17)], 1),
+        (lambda: [torch.ones(2) for _ in range(16)], 16),
+        (lambda: [torch.ones(2) if n % 2 else nn.Parameter(torch.ones(2)) for n in range(34)], 2),
+        (lambda: [torch.ones(2), _Cell(torch.ones(2)), (torch.ones(2),), [torch.ones(2)]], 4),
+        (lambda: {"a": torch.ones(2), "b": torch.ones(2)}, 2),
+        (lambda: {f"k{n}": torch.ones(2) for n in range(63)}, 63),
+        (lambda: {f"k{n}": torch.ones(2) for n in range(64)}, 1),
+    ],
+)
+def test_storages_that_are_held_alike_are_one_group(kept, count):
+    known = C.find_storages(NOBODY)[0]
+    things = kept()
+    groups = C.find_storages(NOBODY, known, (), (collections.deque,))[2]
+    assert len(groups) == count
+    assert sum(one[6] for one in groups) == sum(len(one[0]) // 2 for one in groups) >= len(things)
+
+
+def test_objects_of_classes_apart_are_never_taken_for_one_another():
+    known = C.find_storages(NOBODY)[0]
+    cells = [_Cell([torch.ones(2) for _ in range(17)]) for _ in range(5)]
+    assert len(C.find_storages(NOBODY, known)[2]) == 1
+    assert len(C.find_storages(NOBODY, known, (_Cell,))[2]) == len(cells)
+    for bad in [(1,), [_Cell]]:
+        with pytest.raises(TypeError, match="tuple"):
+            C.find_storages(NOBODY, known, bad)
+
+
+def test_what_lives_behind_a_new_tensor_is_told_from_it():
+    known = C.find_storages(NOBODY)[0]
+    losses = [torch.ones(3, requires_grad=True).exp() for _ in range(20)]
+    _, entries, groups, _ = C.find_storages(NOBODY, known)
+    (direct,) = [one for one in groups if one[2] == one[5]]
+    (behind,) = [one for one in groups if one[2] != one[5]]
+    assert entries[direct[2]][1] is losses[0]
+    assert behind[5] == direct[5]
+    assert (direct[6], behind[6]) == (20, 20)
+
+
+def test_crowded_dictionaries_are_named():
+    known = C.find_storages(NOBODY)[0]
+    cache = {f"k{n}": torch.ones(2) for n in range(100)}
+    _, entries, groups, crowded = C.find_storages(NOBODY, known)
+    assert [entries[one][1] is cache for one in crowded] == [True]
+    assert [one[6] for one in groups] == [100]
 
 
 @pytest.mark.parametrize(
