@@ -53,7 +53,6 @@ void view_info(OwnedVisitor& visitor, const torch::autograd::ViewInfo& info) {
 }
 
 void autograd_meta(OwnedVisitor& visitor, const AutogradMeta& meta) {
-  tensor(visitor, {"grad"}, meta.grad_);
   node(visitor, {"grad_fn"}, meta.grad_fn_);
   forward_gradients(visitor, meta.fw_grad_);
   for (const auto& owned : meta.hooks_) hook(visitor, {"hook"}, owned);
@@ -86,6 +85,7 @@ void visit_owned(const c10::TensorImpl& impl, OwnedVisitor& visitor) {
   if (const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl()) {
     visitor.on_storage({"storage"}, *storage);
   }
+  if (const at::TensorBase* grad = grad_of(impl)) tensor(visitor, {"grad"}, *grad);
   if (const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta()))
     autograd_meta(visitor, *meta);
   if (typeid(impl) == typeid(c10::TensorImpl) || impl.has_symbolic_sizes_strides()) return;

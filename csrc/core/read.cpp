@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "../compat.h"
+#include "liveness.h"
 
 namespace tensorplay {
 namespace {
@@ -468,7 +469,8 @@ const void* version_counter_of(const c10::TensorImpl& impl) {
 
 const at::TensorBase* grad_of(const c10::TensorImpl& impl) {
   const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
-  return meta != nullptr && meta->grad_.defined() ? &meta->grad_ : nullptr;
+  if (meta == nullptr || !meta->grad_.defined()) return nullptr;
+  return is_still_tensor(meta->grad_.unsafeGetTensorImpl()) ? &meta->grad_ : nullptr;
 }
 
 std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts) {

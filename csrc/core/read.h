@@ -43,8 +43,8 @@ std::vector<InnerTensor> inner_tensors(const c10::TensorImpl& impl, Kind kind);
 // tensor of sizes; leaves facts.nested unset where that is not readable.
 void read_nested(const c10::TensorImpl& impl, TensorFacts& facts);
 
-// The gradient that autograd keeps for the tensor, or null. Valid while the tensor is alive and its .grad is
-// not set.
+// The gradient that autograd keeps for the tensor, or null; null also for one that another thread is letting
+// go of (liveness.h). Valid while the tensor is alive and its .grad is not set.
 const at::TensorBase* grad_of(const c10::TensorImpl& impl);
 
 // Whether a node of this type is a Python autograd.Function's.

@@ -8,6 +8,7 @@
 #include <exception>
 #include <vector>
 
+#include "../core/liveness.h"
 #include "unpack.h"
 
 namespace tensorplay::python {
@@ -35,6 +36,8 @@ inline PyObject* python_object(const at::TensorBase& tensor) {
 // A C++ exception must not cross into the interpreter.
 template <class Body>
 PyObject* guarded(Body body) {
+  PyThreadState* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+  expect_other_threads(PyThreadState_Next(thread) != nullptr);
   try {
     return body();
   } catch (const std::exception& error) {

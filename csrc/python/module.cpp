@@ -46,11 +46,13 @@ PyObject* read_grad(PyObject*, PyObject* object) {
 }
 
 PyObject* grad_object(PyObject*, PyObject* object) {
-  const at::Tensor* tensor = need_tensor(object);
-  if (tensor == nullptr) return nullptr;
-  const at::TensorBase* grad = grad_of(*tensor->unsafeGetTensorImpl());
-  PyObject* found = grad == nullptr ? nullptr : python_object(*grad);
-  return Py_NewRef(found == nullptr ? Py_None : found);
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    if (tensor == nullptr) return nullptr;
+    const at::TensorBase* grad = grad_of(*tensor->unsafeGetTensorImpl());
+    PyObject* found = grad == nullptr ? nullptr : python_object(*grad);
+    return Py_NewRef(found == nullptr || Py_REFCNT(found) == 0 ? Py_None : found);
+  });
 }
 
 // What vars() answers, without asking a `__dict__` that the class defines.
