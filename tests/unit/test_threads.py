@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -87,3 +88,39 @@ def test_labels_asked_for_by_many_threads():
         sys.setswitchinterval(interval)
 
     assert errors == []
+
+
+_TRAIN_AND_ASK = """
+import threading
+import torch
+import tensorplay as tp
+
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)])
+done = threading.Event()
+
+def train():
+    while not done.is_set():
+        model(torch.randn(16, 64)).sum().backward()
+        model.zero_grad()
+
+thread = threading.Thread(target=train)
+thread.start()
+beside = torch.ones(3)
+try:
+    for _ in range(30):
+        {call}
+finally:
+    done.set()
+    thread.join()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["tp.snapshot()", "tp.who_holds(beside)", "tp.list_shared_storages()", "tp.check(model)"]
+)
+def test_asking_while_another_thread_lets_go_of_gradients(call):
+    # PyTorch destroys a gradient with the GIL released and clears the pointer to it after that: a crash ends the process.
+    source = _TRAIN_AND_ASK.replace("{call}", call)
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "alive\n"), run.stderr[-2000:]
