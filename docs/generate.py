@@ -61,7 +61,8 @@ SIGNATURES = {
     "find_storages": (
         "(own: str, known: memoryview | bytes | None = None, apart: tuple[type, ...] = (), "
         "indexed: tuple[type, ...] = (), /) -> "
-        "tuple[memoryview, list[HeapEntry], list[tuple[memoryview, str, int, str, HeapCycle, int, int]], list[int]]"
+        "tuple[memoryview, list[HeapEntry], list[tuple[memoryview, str, int, str, HeapCycle, int, int]], "
+        "list[int], bool]"
     ),
     "group_by_storage": "(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryview, memoryview]",
     "infer_chain": (

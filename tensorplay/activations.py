@@ -35,16 +35,24 @@ def attributes_over(names: PathNames, modules: dict[int, list[str]], addresses: 
                 yield f"{names.text(entry)}.{name}"
 
 
-def is_suspect(module: Any, name: str) -> bool:
-    """Tell whether an attribute holds what a step computed: it has a graph, or was put there from outside."""
+def is_suspect(module: Any, name: str, *, is_shared: bool) -> bool:
+    """Tell whether an attribute holds what a step computed: it has a graph, or a hook may have put it there.
+
+    Args:
+        module: the module.
+        name: of the attribute.
+        is_shared: whether another module that holds new tensors has an attribute of that name.
+    """
     instance = C.instance_dict(module) or {}
     value = dict.get(instance, name)
     tables = [dict.get(instance, table) or {} for table in ("_parameters", "_buffers")]
     if any(key.startswith(f"{name}_") for table in tables for key in table):
         return False  # torch.nn.utils computes it from these
-    if not _is_named_in(type(module), name):
+    if any(record.impl.grad_fn is not None for record in records_in(value)):
         return True
-    return any(record.impl.grad_fn is not None for record in records_in(value))
+    if not (is_shared or hooks_of(module)) or _is_named_in(type(module), name):
+        return False
+    return any(derives(type(value), kind) for kind in (torch.Tensor, list, tuple, dict))
 
 
 def _is_named_in(cls: type, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,11 +12,14 @@ from tensorplay.classes import class_name
 from tensorplay.live import OWN_FILES
 from tensorplay.walk import records_in, tracebacks_of, variables_of
 
-__all__ = ["Frame", "KeptError", "kept_error", "kept_errors", "variable_of"]
+__all__ = ["Frame", "KeptError", "kept_by", "kept_errors", "variable_of"]
+
+
+_INDEX = re.compile(r"\[\d+\]")
 
 
 class KeptError(NamedTuple):
-    """An exception, and what nothing but its traceback holds."""
+    """An exception, or some that were kept alike, and what nothing but their tracebacks hold."""
 
     path: str
     kind: str
@@ -24,6 +28,8 @@ class KeptError(NamedTuple):
     storages: int
     variables: tuple[str, ...]
     """``function.name`` of each that leads there."""
+    errors: int = 1
+    """How many there are."""
 
 
 class Frame(NamedTuple):
@@ -35,30 +41,47 @@ class Frame(NamedTuple):
     """Address and bytes of each."""
 
 
+_Errors = Sequence[tuple[str, str, BaseException, Sequence[Frame]]]
+
+
 def kept_errors(errors: Iterable[tuple[str, BaseException]], least: int) -> list[KeptError]:
     """Answer what some exceptions hold, by their paths."""
     found = []
     for path, error in errors:
         frames = [frame for traceback in tracebacks_of(error) for frame in _variables(traceback.tb_frame)]
-        found.append(kept_error(path, error, frames, least))
-    return found
+        found.append((path, _INDEX.sub("[*]", path), error, frames))
+    return kept_by(found, least)
 
 
-def kept_error(path: str, error: BaseException, frames: Sequence[Frame], least: int) -> KeptError:
-    """Answer what nothing but an exception's traceback holds, of what hangs on frames.
+def kept_by(errors: _Errors, least: int) -> list[KeptError]:
+    """Answer what nothing but the tracebacks of some exceptions hold, of what hangs on frames.
 
-    One walk over the heap, where so many bytes at least hang on them at all; else nothing.
+    One walk over the heap for all, where so many bytes at least hang on them at all; else none. Exceptions of one class
+    whose paths differ in an index alone are one.
+
+    Args:
+        errors: path, path without its indices, exception, and the frames in its traceback.
+        least: bytes below which nobody asks.
     """
-    kind = class_name(type(error))
-    storages = {address: nbytes for frame in frames for address, nbytes in frame.storages}
+    storages = {address: nbytes for *_, frames in errors for frame in frames for address, nbytes in frame.storages}
     if not storages or sum(storages.values()) < least:
-        return KeptError(path, kind, 0, 0, ())
+        return []
+    closed = [id(traceback) for _, _, error, _ in errors for traceback in tracebacks_of(error)]
     watched = [("storage", address) for address in storages]
-    _, answers, _, _ = C.find_holders(watched, OWN_FILES, [id(traceback) for traceback in tracebacks_of(error)])
+    _, answers, _, _ = C.find_holders(watched, OWN_FILES, closed)
     alone = {address for (_, address), answer in zip(watched, answers, strict=True) if answer[3] != "reached"}
-    variables = {frame.variable for frame in frames if alone & {address for address, _ in frame.storages}}
-    nbytes = sum(storages[address] for address in alone)
-    return KeptError(path, kind, nbytes, len(alone), tuple(sorted(variables)))
+    alike: dict[tuple[str, str], list[tuple[str, Sequence[Frame]]]] = {}
+    for path, pattern, error, frames in errors:
+        alike.setdefault((pattern, class_name(type(error))), []).append((path, frames))
+    found = []
+    for (pattern, kind), members in alike.items():
+        held = [frame for _, frames in members for frame in frames]
+        mine = alone & {address for frame in held for address, _ in frame.storages}
+        variables = {frame.variable for frame in held if mine & {address for address, _ in frame.storages}}
+        nbytes = sum(storages[address] for address in mine)
+        path = pattern if len(members) > 1 else members[0][0]
+        found.append(KeptError(path, kind, nbytes, len(mine), tuple(sorted(variables)), len(members)))
+    return found
 
 
 def _variables(frame: types.FrameType) -> Iterator[Frame]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import types
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
 from tensorplay.activations import attributes_over, hooks_of, is_suspect
 from tensorplay.classes import derives
-from tensorplay.failures import Frame, KeptError, kept_error, variable_of
+from tensorplay.failures import Frame, KeptError, kept_by, variable_of
 from tensorplay.layers import Grown, Growth, Slope
 from tensorplay.live import OWN_FILES
 from tensorplay.paths import PathNames, Root
@@ -36,6 +38,7 @@ _APART = (
 )
 """Classes of objects that are told from their equals: by the rules, or because each names what it holds."""
 _INDEXED = (collections.deque,)
+_MADE_BY_C = frozenset({list, tuple, dict, set, frozenset})
 
 
 class Storages(NamedTuple):
@@ -165,7 +168,7 @@ class Row(NamedTuple):
 
     @property
     def indirect(self) -> list[Placed]:
-        """Those that only live behind these tensors."""
+        """Those that were met behind these tensors."""
         return [member for member in self.members if not member.direct]
 
     def model(self) -> Grown:
@@ -244,7 +247,10 @@ class Surge:
     """
 
     def __init__(self, before: Storages, config: Config, slope: Slope | None = None) -> None:
-        tally, self._entries, found, crowded = C.find_storages(OWN_FILES, before.tally, _APART, _INDEXED)
+        tally, self._entries, found, crowded, self.c_code_between = C.find_storages(
+            OWN_FILES, before.tally, _APART, _INDEXED
+        )
+        """Whether C code lies between frames of some thread."""
         self.before = before
         self.after = Storages(tally)
         self.config = config
@@ -296,12 +302,11 @@ class Surge:
             name = variable_of(objects[frame], objects[frame + 1])
             frames = behind.setdefault(way[error], {})
             frames.setdefault(way[frame + 1], Frame(name, [])).storages.extend(storages.sizes)
-        return [
-            kept_error(
-                self.names.text(entry), self.names.object(entry), list(frames.values()), self.config.pinned_nbytes
-            )
+        errors = [
+            (self.names.text(entry), self._merged.text(entry), self.names.object(entry), list(frames.values()))
             for entry, frames in behind.items()
         ]
+        return kept_by(errors, self.config.pinned_nbytes)
 
     @functools.cached_property
     def activations(self) -> Activations:
@@ -312,9 +317,12 @@ class Surge:
             step = steps[storages.entry]
             if step is not None and storages.state == "reached":
                 held.setdefault(step, []).append(storages)
+        owners = Counter(
+            name for entry in {entry for entry, _ in held} for name in attributes(self.names.object(entry))
+        )
         modules: dict[int, list[str]] = {}
         for entry, name in held:
-            if is_suspect(self.names.object(entry), name):
+            if is_suspect(self.names.object(entry), name, is_shared=owners[name] > 1):
                 modules.setdefault(entry, []).append(name)
         found = [some for entry, names in modules.items() for name in names for some in held[entry, name]]
         addresses = {address for some in found for address, _ in some.sizes}
@@ -376,6 +384,25 @@ class Surge:
             direct=direct,
             root=names.root(place),
         )
+
+    @functools.cached_property
+    def held_by_c(self) -> list[Row]:
+        """The new storages that C or C++ code alone holds, without what such code may be making just now."""
+        pairs = zip(self.new, self.placed, strict=True)
+        return rows_of(
+            placed for storages, placed in pairs if placed.state == "unknown" and not self._may_be_in_making(storages)
+        )
+
+    def _may_be_in_making(self, storages: NewStorages) -> bool:
+        # As in list(map(load, files)): nobody but the C function that fills it has the list.
+        if not self.c_code_between:
+            return False
+        objects = [self.names.object(entry) for entry in self.way_to(storages.entry)]
+        return type(next((obj for obj in objects if obj is not None), None)) in _MADE_BY_C
+
+    def has_script_modules(self) -> bool:
+        """Tell whether a TorchScript module is alive: its tensors hang on C++ alone."""
+        return any(derives(type(obj), torch.jit.ScriptModule) for obj in gc.get_objects())
 
     def rows(self, state: str) -> list[Row]:
         """Answer the new storages of one state by the places that hold them, those that pin most first."""

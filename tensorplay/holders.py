@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
 from tensorplay.callers import Caller
-from tensorplay.classes import class_name
+from tensorplay.classes import class_name, derives, namespace
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import Held, Holder, Ledger, Unread
 from tensorplay.live import OWN_FILES
@@ -21,6 +22,11 @@ __all__ = ["HoldersReport", "who_holds"]
 
 _COUNTERS = {"object": "refcount", "impl": "use_count", "storage": "storage use_count"}
 _KINDS = {"Python object": "reference", "base": "view", "variable": "accumulator of the gradient"}
+
+
+_MOST_ALIKE = 16
+_NUMBER = re.compile(r"(\d+)")
+_flags: Callable[[Any], int] = namespace(type)["__flags__"].__get__
 
 
 class HoldersReport(Report):
@@ -52,6 +58,10 @@ class HoldersReport(Report):
     def unaccounted(self) -> int:
         """References that nothing explains: C or C++ code alone has them."""
         return sum(ledger.unaccounted for ledger in self.ledgers)
+
+    def __repr__(self) -> str:
+        held = self.document.held[0]
+        return f"<tensorplay.HoldersReport: {held.name}, {plural(len(held.holders), 'holder')}>"
 
 
 @outside_compiled_code
@@ -96,15 +106,19 @@ def _layers(x: Any, record: Any) -> list[tuple[str, int]]:
     """Answer what has a count of references: the object, and of a tensor its impl and its storage."""
     if record is None:
         if not _is_known_to_collector(x):
-            raise TypeError(f"who_holds() takes a tensor or an object with references, got {class_name(type(x))}")
+            what = f"class {class_name(x)}" if derives(type(x), type) else class_name(type(x))
+            raise TypeError(f"who_holds() takes a tensor or an object that the garbage collector knows, got {what}")
         return [("object", id(x))]
     found = [("object", id(x)), ("impl", record.impl.address)]
     return found if record.storage is None else [*found, ("storage", record.storage.address)]
 
 
 def _is_known_to_collector(x: object) -> bool:
-    has_collector_head = 1 << 14  # Py_TPFLAGS_HAVE_GC of Include/object.h
-    return bool(type(x).__flags__ & has_collector_head)
+    if type(x) is tuple and not x:
+        return False  # the one empty tuple
+    if derives(type(x), type):
+        return bool(_flags(x) & 1 << 9)  # Py_TPFLAGS_HEAPTYPE of Include/object.h: those made in C are for good
+    return bool(_flags(type(x)) & 1 << 14)  # Py_TPFLAGS_HAVE_GC
 
 
 class _Reference(NamedTuple):
@@ -119,7 +133,7 @@ def _held(name: str, x: Any, record: Any, watched: list[tuple[str, int]], names:
     references: list[_Reference] = []
     ledgers = []
     for (layer, _), (count, found, stacks, _, _) in zip(watched, answers, strict=True):
-        mine = [_reference(layer, number, how, x, names) for number, how in found]
+        mine = _references(layer, found, x, names)
         references += mine
         # Of a frame that runs C code, the end of the evaluation stack is not known; a function that PyTorch kept for a
         # view may hold the base again, out of sight.
@@ -143,6 +157,19 @@ def _nbytes(record: Any) -> int | None:
     return storage.nbytes if storage is not None and isinstance(storage.nbytes, int) else None
 
 
+def _references(layer: Any, found: Sequence[tuple[int, Any]], x: Any, names: PathNames) -> list[_Reference]:
+    """Name references; of many whose paths differ in an index alone, all by one name."""
+    if len(found) <= _MOST_ALIKE:
+        return [_reference(layer, number, how, x, names) for number, how in found]
+    merged = names.merged()
+    alike = [_reference(layer, number, how, x, merged) for number, how in found]
+    counts = Counter((reference.how, reference.path) for reference in alike)
+    return [
+        reference if counts[reference.how, reference.path] > _MOST_ALIKE else _reference(layer, number, how, x, names)
+        for reference, (number, how) in zip(alike, found, strict=True)
+    ]
+
+
 def _reference(layer: Any, number: int, how: Any, x: Any, names: PathNames) -> _Reference:
     word, what = how
     root = names.root(number)
@@ -160,10 +187,12 @@ def _reference(layer: Any, number: int, how: Any, x: Any, names: PathNames) -> _
 
 
 def _kept(found: Iterable[tuple[int, Any]], names: PathNames) -> int:
-    """Count the views with a function of their own among those that refer to a base."""
-    views = (names.object(number) for number, (_, what) in found if what == "base")
+    """Count the functions that PyTorch kept for views and that may hold a tensor a second time, out of sight."""
+    owned = [(number, what) for number, (word, what) in found if word == "owns"]
+    views = (names.object(number) for number, what in owned if what == "base")
     answers = (C.view_of(view) for view in views if view is not None)
-    return sum(answer is not None and answer[2] is not None for answer in answers)
+    kept = [answer for answer in answers if answer is not None and answer[2] is not None]
+    return len(kept) + [what for _, what in owned].count("view function")
 
 
 def _ledger(layer: Any, count: int, references: Iterable[_Reference], guesses: dict[str, int]) -> Ledger:
@@ -205,7 +234,7 @@ def _merged(references: Iterable[_Reference]) -> Iterator[Holder]:
         if reference.how not in ("itself", "impl") and reference.root.kind != "probe":
             found.setdefault((reference.how, reference.path), []).append(reference)
     views = {path for how, path in found if how == "base"}
-    for (how, path), same in sorted(found.items(), key=lambda item: (_length(item[0][1]), item[0])):
+    for (how, path), same in sorted(found.items(), key=lambda item: _rank(*item[0])):
         if how == "storage" and path in views:
             continue  # a view owns its base and the storage: one holder
         first = same[0]
@@ -221,6 +250,7 @@ def _merged(references: Iterable[_Reference]) -> Iterator[Holder]:
         )
 
 
-def _length(path: str) -> int:
-    """Answer how many steps a path has, about."""
-    return path.count(".") + path.count("[") + 2 * path.count("→") + path.count("…")
+def _rank(how: str, path: str) -> tuple[Any, ...]:
+    """Sort by the steps of a path, about, then by its words, numbers as numbers."""
+    steps = path.count(".") + path.count("[") + 2 * path.count("→") + path.count("…")
+    return steps, [int(part) if part.isdecimal() else part for part in _NUMBER.split(path)], how

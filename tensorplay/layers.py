@@ -710,7 +710,8 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     """Their bytes."""
     indirect_storages: int
-    """Further storages that only live behind these tensors: their graphs, their gradients."""
+    """Further storages that were met behind these tensors first: their graphs, their gradients. Another place may lead to
+    them too."""
     indirect_nbytes: int
     """Their bytes."""
     places: int
@@ -756,7 +757,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     gone_nbytes: int
     """Their bytes."""
     grown: tuple[Grown, ...]
-    """Who holds the new ones; what pins most comes first."""
+    """Who holds the new ones; those with the most bytes, with what lies behind them, come first."""
     slope: Slope | None = None
     """How the bytes went over the steps, where steps were marked."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from tensorplay.callers import Caller
 from tensorplay.errors import LeakFound
@@ -38,6 +39,10 @@ class GrowthReport(Report):
         growth = self.document.growth
         assert growth is not None
         return growth
+
+    def __repr__(self) -> str:
+        came = plural(self.growth.new_storages, "new storage")
+        return f"<tensorplay.GrowthReport: {came}, {plural(len(self.findings), 'finding')}>"
 
 
 def _report(before: Storages, caller: Caller, steps: Sequence[int] = ()) -> GrowthReport:
@@ -84,7 +89,7 @@ class Snapshot:
         """Answer what came, stayed and went between two moments, and who held what came.
 
         Args:
-            other: the earlier or later moment; now where None.
+            other: the other moment, the earlier or the later one: the order does not matter; now where None.
 
         Returns:
             The report: ``.growth``, ``str()``, ``.to_json()``; with ``.findings`` where the later moment is now.
@@ -157,7 +162,7 @@ class LeakCheck:
         self._report = _report(self._before, self._caller, self._steps)
         if kind is not None:
             return  # what the frames of the error hold is no leak yet, and the error is what counts
-        if self.report.findings and self._raises:
+        if self._raises and self.report.worst in ("error", "warning"):
             raise LeakFound(str(self.report))
         if self.report.findings and not self._quiet:
             print_report(self.report)
@@ -172,14 +177,41 @@ class LeakCheck:
         self._steps.append(Storages.now().held_nbytes)
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
-        """Check each call of a function for what it leaves behind."""
+        """Check each call of a function for what it leaves behind.
 
-        @functools.wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with LeakCheck(self._caller, raises=self._raises, quiet=self._quiet):
+        Of a coroutine function the time it is awaited for, of a generator function that of its iteration.
+
+        Raises:
+            TypeError: it is an asynchronous generator function, or no function.
+        """
+        if not callable(function):
+            raise TypeError(f"leak_check() decorates a function, got {type(function).__name__}")
+        if inspect.isasyncgenfunction(function):
+            raise TypeError("leak_check() cannot check an asynchronous generator: put `with tp.leak_check():` in it")
+
+        def check() -> LeakCheck:
+            return LeakCheck(self._caller, raises=self._raises, quiet=self._quiet)
+
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with check():
+                return await function(*args, **kwargs)  # type: ignore[misc]
+
+        def iterated(*args: Any, **kwargs: Any) -> Any:
+            with check():
+                return (yield from function(*args, **kwargs))  # type: ignore[misc]
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with check():
                 return function(*args, **kwargs)
 
-        return checked
+        checked = (
+            awaited
+            if inspect.iscoroutinefunction(function)
+            else iterated
+            if inspect.isgeneratorfunction(function)
+            else called
+        )
+        return cast("Callable[_P, _T]", functools.wraps(function)(checked))
 
     @property
     def report(self) -> GrowthReport:
@@ -265,15 +297,15 @@ def leak_check(
         function: called without arguments, where given.
         steps: how often; from six on, TP307 tells whether each step leaves memory behind.
         warmup: calls before the first moment: they fill caches and make optimizer state.
-        raises: whether findings raise LeakFound, as in a test.
+        raises: whether errors and warnings raise LeakFound, as in a test.
         quiet: whether not to print the report where there are findings.
 
     Returns:
         The check: false where something was found; ``.findings``, ``.growth``, ``.report``, ``str()``.
 
     Raises:
-        LeakFound: raises, and something was found.
-        TypeError: function cannot be called, or steps and warmup are no int.
+        LeakFound: raises, and an error or a warning was found; an info does not count.
+        TypeError: function cannot be called, steps and warmup are no int or come without one, raises or quiet no bool.
         ValueError: steps is below 1 or warmup below 0.
 
     Cost: two walks over the heap, of 0.1 s each beside torch alone, half a second for a million objects; one more for
@@ -281,8 +313,13 @@ def leak_check(
 
     Source: as who_holds().
     """
+    for name, flag in (("raises", raises), ("quiet", quiet)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"leak_check() takes {name} as True or False, got {type(flag).__name__}")
     check = LeakCheck(Caller.at(sys._getframe(1)), raises=raises, quiet=quiet)
     if function is None:
+        if (steps, warmup) != (10, 2):
+            raise TypeError("leak_check() takes steps and warmup with a function: leak_check(step, steps=10)")
         return check
     if not callable(function):
         raise TypeError(f"leak_check() takes a function without arguments, got {type(function).__name__}")

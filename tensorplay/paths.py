@@ -124,6 +124,10 @@ class PathNames:
         self._crowded = frozenset(crowded)
         self._told: dict[int, tuple[str, tuple[str, ...]]] = {}
 
+    def merged(self) -> PathNames:
+        """Answer the same entries with merged paths."""
+        return PathNames(self._entries, merged=True)
+
     def root(self, number: int) -> Root:
         """Answer where the way to an entry begins."""
         way = []
@@ -152,8 +156,7 @@ class PathNames:
 
     def target(self, number: int, how: Any, obj: Any) -> tuple[str, tuple[str, ...]]:
         """Name an object that an entry refers to, and answer what each step adds to that."""
-        trail = _step(self._place(number), ("object", obj, None, None, how, number)).trail
-        return trail.text, trail.steps
+        return self._told_of(self._shared(_step(self._place(number), ("object", obj, None, None, how, number))))
 
     def cycle(self, references: Sequence[Any]) -> str:
         """Name the steps of a cycle from one object back to it: the same for the same steps, wherever they begin."""
@@ -195,7 +198,9 @@ class PathNames:
         return place
 
     def _told_of(self, place: _Place) -> tuple[str, tuple[str, ...]]:
-        trail = place.trail  # lives as long as this does: a place has it
+        trail = place.trail
+        if self._trails is None:  # one for each place, which may go before this does
+            return trail.text, trail.steps
         if id(trail) not in self._told:
             self._told[id(trail)] = trail.text, trail.steps
         return self._told[id(trail)]
@@ -265,12 +270,13 @@ def _step(place: _Place, entry: Any) -> _Place:
             assert trail is not None
             between = trail if trail.word == _MORE_NODES else _Trail(trail, _MORE_NODES)
             return _Place(_Trail(between, f"({_node_name(name)})"), kind, None)
-        return place.then(_link(place, what), kind, None).then(f" ({_node_name(name)})", kind, None)
+        link = "" if place.kind == "object" else _link(place, what)  # a node's own Python object
+        return place.then(link, kind, None).then(f" ({_node_name(name)})", kind, None)
     if place.kind in ("impl", "storage", "node") or (place.kind == "thread" and word == "owns"):
         is_own = what in ("Python object", "storage")
         return place.then("" if is_own else _link(place, what), kind, obj)
     if kind in ("impl", "storage"):  # a tensor's own
-        return place.then("", kind, obj)
+        return place.then("a tensor" if place.kind == "unknown" else "", kind, obj)
     if place.kind == "modules":
         return place.then(str(what), kind, obj)
     if place.kind in ("frame", "own"):

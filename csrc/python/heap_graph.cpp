@@ -280,7 +280,10 @@ void HeapGraph::look_up_later(Vertex from, Label label, uint64_t key) {
 
 void HeapGraph::arrive(const Pending& pending) {
   const Vertex to = vertex_of(pending.key);
-  if (to < watched_) references_.push_back({pending.from, to, pending.label});
+  // The table of modules has a dictionary, which counts.
+  if (to < watched_ && kind(pending.from) != VertexKind::kModules) {
+    references_.push_back({pending.from, to, pending.label});
+  }
   Vertex& parent = parents_[to];
   if (in_islands_ && parent >= kIsland) island_references_.push_back({pending.from, to, pending.label});
   if (parent != kUnreached) return;
@@ -309,6 +312,23 @@ std::span<PyObject* const> HeapGraph::children_of(PyObject* object) {
 void HeapGraph::traverse(Vertex vertex, PyObject* object) {
   uint64_t nth = 0;
   for (PyObject* child : children_of(object)) refer(vertex, Label::of_nth(nth++), child);
+}
+
+// What an executing generator refers to beside what its frame does, which has a vertex of its own.
+void HeapGraph::traverse_executing(Vertex vertex, PyObject* generator, const FrameReferences& frame) {
+  std::unordered_map<const void*, size_t> of_frame;
+  for (const FrameReferences::Slot& slot : frame.slots) ++of_frame[slot.value];
+  ++of_frame[frame.function];
+  ++of_frame[frame.variables];
+  uint64_t nth = 0;
+  for (PyObject* child : children_of(generator)) {
+    if (const auto found = of_frame.find(child); found != of_frame.end() && found->second > 0) {
+      --found->second;
+    } else {
+      refer(vertex, Label::of_nth(nth), child);
+    }
+    ++nth;
+  }
 }
 
 void HeapGraph::expand_tensor(Vertex vertex, PyObject* object) {
@@ -417,6 +437,9 @@ void HeapGraph::expand_object(Vertex vertex, PyObject* object) {
     case Class::kAsk:
       // An executing frame's object, which on Python 3.10 shows what the frame's own vertex does.
       if (is_executing(object)) return;
+      if (const auto found = generators_.find(object); found != generators_.end()) {
+        return traverse_executing(vertex, object, frames_[found->second]);
+      }
       return traverse(vertex, object);
     case Class::kLeaf:
       return;
@@ -544,6 +567,11 @@ void HeapGraph::read_threads() {
     frame_threads_.resize(frames_.size(), thread->thread_id);
     thread_ids_.push_back(thread->thread_id);
     read_references(thread, thread_references_.emplace_back());
+    const auto is_own_code = [this](PyCodeObject* code) { return starts_with_own(code->co_filename); };
+    c_code_between_ = c_code_between_ || tensorplay::python::has_c_code_between(thread, is_own_code);
+  }
+  for (size_t i = 0; i < frames_.size(); ++i) {
+    if (frames_[i].generator != nullptr) generators_.emplace(frames_[i].generator, i);
   }
 }
 
@@ -597,8 +625,9 @@ void HeapGraph::find_islands(std::span<PyObject* const> objects) {
   queue_.clear();
   for (const Vertex vertex : islands) {
     if (count(vertex) <= known[vertex]) continue;
-    parents_[vertex] = unknown;
-    labels_[vertex] = Label::of_nth(count(vertex) - known[vertex]);
+    const Vertex keeper = keeper_of(vertex);
+    parents_[vertex] = keeper == kNoVertex ? unknown : keeper;
+    labels_[vertex] = Label::of_nth(keeper == kNoVertex ? count(vertex) - known[vertex] : kOwnObject);
     queue_.push_back(vertex);
   }
   for (size_t next = 0; next < queue_.size(); ++next) {
@@ -609,6 +638,20 @@ void HeapGraph::find_islands(std::span<PyObject* const> objects) {
       queue_.push_back(reference.to);
     }
   }
+}
+
+// The frame on whose evaluation stack an object lies, where how far that is filled is not known.
+Vertex HeapGraph::keeper_of(Vertex vertex) const {
+  for (size_t i = 0; i < frames_.size(); ++i) {
+    const auto& stack = frames_[i].unknown_stack;
+    if (std::find(stack.begin(), stack.end(), object(vertex)) == stack.end()) continue;
+    const uint64_t key = i << 3 | static_cast<uint64_t>(VertexKind::kFrame);
+    const size_t mask = (size_t{1} << bits_) - 1;
+    for (size_t at = slot_of(key); slots_[at].key != 0; at = (at + 1) & mask) {
+      if (slots_[at].key == key) return slots_[at].vertex;
+    }
+  }
+  return kNoVertex;
 }
 
 void HeapGraph::sort_island_references() {

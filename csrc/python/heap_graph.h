@@ -109,6 +109,8 @@ class HeapGraph {
   const std::vector<ThreadReference>& thread_references(Vertex vertex) const {
     return thread_references_[number_of(vertex)];
   }
+  // Whether C code lies between frames of some thread, so that it may hold what it is making just now.
+  bool has_c_code_between() const { return c_code_between_; }
   // Nodes that another thread held: what they saved is not among the edges.
   size_t busy_nodes() const { return busy_; }
 
@@ -162,6 +164,8 @@ class HeapGraph {
   void expand_modules(Vertex vertex);
   bool starts_with_own(PyObject* text) const;
   bool is_executing(PyObject* object) const;
+  void traverse_executing(Vertex vertex, PyObject* generator, const FrameReferences& frame);
+  Vertex keeper_of(Vertex vertex) const;
   void read_threads();
   void find_islands(std::span<PyObject* const> objects);
   void sort_island_references();
@@ -202,6 +206,8 @@ class HeapGraph {
   std::unordered_set<const void*> closed_;
   std::vector<PyObject*> visited_;  // by one object's tp_traverse
   size_t busy_ = 0;
+  bool c_code_between_ = false;
+  std::unordered_map<const void*, size_t> generators_;  // those that execute, and their frames
 };
 
 }  // namespace tensorplay::python

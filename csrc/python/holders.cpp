@@ -441,7 +441,7 @@ class Alikes {
   const std::vector<Vertex>& crowded() const { return crowded_; }
 
  private:
-  static constexpr size_t kMany = 64;
+  static constexpr size_t kMany = 17;
   static constexpr size_t kFew = 16;
   struct Way {
     uint32_t pattern = UINT32_MAX;
@@ -595,6 +595,7 @@ PyObject* find_storages(PyObject*, PyObject* const* args, Py_ssize_t count) {
       const auto& storage = *static_cast<const c10::StorageImpl*>(graph.object(vertex));
       DataFacts data;
       read_data_of(storage, data);
+      if (data.pointer == nullptr) continue;  // no memory: meta, a wrapper's, released
       all.push_back({reinterpret_cast<uint64_t>(&storage), reinterpret_cast<uint64_t>(data.pointer),
                      nbytes_of(storage).value_or(0), state == State::kCycle});
       if (!any_new || has(known, all.back())) continue;
@@ -616,7 +617,8 @@ PyObject* find_storages(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     const Owned tally = array_of_numbers(all.data(), all.size() * sizeof(Tally));
     if (tally == nullptr || crowded == nullptr || entries.failed()) return nullptr;
-    return PyTuple_Pack(4, tally.get(), entries.list(), answers.get(), crowded.get());
+    return Py_BuildValue("OOOOO", tally.get(), entries.list(), answers.get(), crowded.get(),
+                         graph.has_c_code_between() ? Py_True : Py_False);
   });
 }
 
@@ -637,18 +639,21 @@ PyMethodDef functions[] = {
      "(\"saved "
      "self\")."},
     {"find_storages", fast_call(find_storages), METH_FASTCALL,
-     "find_storages(own, known=None, apart=(), indexed=(), /)\n--\n\nAnswer a tally of every storage, four "
-     "numbers "
-     "each: address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries as "
+     "find_storages(own, known=None, apart=(), indexed=(), /)\n--\n\nAnswer a tally of every storage with "
+     "memory, four "
+     "numbers each: address, pointer, nbytes, whether it is garbage. Where a tally is known, answer entries "
+     "as "
      "find_holders() does, and the storages that it lacks, those together whose ways differ in indices "
      "alone, where "
      "they are many: (address and nbytes of each, device, entry of the first one's tensor's object, or of "
      "what else "
-     "stands for it, state, cycle, entry of the first new tensor on the way, how many of these); and the "
-     "entries of "
-     "dictionaries whose keys count as indices, as they lead to so many. Objects of the classes `apart` are "
-     "never "
-     "taken for one another, and garbage is not; those of `indexed` hold any number of equals, as lists do."},
+     "stands for it, state, cycle, entry of the first new tensor on the way, how many of these); the entries "
+     "of "
+     "dictionaries whose keys count as indices, as they lead to so many; and whether C code lies between "
+     "frames, "
+     "which may hold what it is making. Objects of the classes `apart` are never taken for one another, and "
+     "garbage "
+     "is not; those of `indexed` hold any number of equals, as lists do."},
     {nullptr, nullptr, 0, nullptr},
 };
 

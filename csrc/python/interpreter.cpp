@@ -180,6 +180,18 @@ void read_slots(Frame* frame, FrameReferences& out) {
   if ((code->co_flags & CO_OPTIMIZED) == 0 && frame->f_locals != frame->f_globals) {
     out.variables = frame->f_locals;
   }
+  if (frame->owner == FRAME_OWNED_BY_GENERATOR) {
+    out.generator = reinterpret_cast<PyObject*>(_PyFrame_GetGenerator(frame));
+  }
+}
+
+bool is_called_by_c(Frame* frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+  return frame->previous != nullptr && frame->previous->owner == FRAME_OWNED_BY_CSTACK &&
+         frame->previous->previous != nullptr;
+#else
+  return frame->is_entry && frame->previous != nullptr;
+#endif
 }
 
 Frame* frame_in(PyObject* object) {
@@ -244,6 +256,10 @@ void read_slots(Frame* frame, FrameReferences& out) {
   out.object = reinterpret_cast<PyObject*>(frame);
 }
 
+bool is_called_by_c(Frame* frame) {
+  return frame->f_back != nullptr;
+}
+
 Frame* frame_in(PyObject* object) {
   auto* frame = reinterpret_cast<PyFrameObject*>(object);
   return frame->f_state == FRAME_EXECUTING || frame->f_state == FRAME_CLEARED ? nullptr : frame;
@@ -301,6 +317,16 @@ void read_references(PyThreadState* thread, std::vector<FrameReferences>& frames
     out.line = line > 0 ? line : 0;
     read_slots(frame, out);
   }
+}
+
+bool has_c_code_between(PyThreadState* thread, const CodeFilter& passed_over) {
+  bool inside = true;
+  for (Frame* frame = innermost(thread); frame != nullptr; frame = caller_of(frame)) {
+    if (!is_complete(frame)) continue;
+    inside = inside && passed_over(code_of(frame));
+    if (!inside && is_called_by_c(frame)) return true;
+  }
+  return false;
 }
 
 void read_references(PyThreadState* thread, std::vector<ThreadReference>& references) {

@@ -81,10 +81,17 @@ struct FrameReferences {
   std::span<PyObject* const> unknown_stack;
   // Python 3.10: the frame's object, which also may be referred to.
   PyObject* object = nullptr;
+  // Python 3.11 and later: the generator or coroutine whose frame this is, which shows the same.
+  PyObject* generator = nullptr;
 };
 
 // Adds what the frames executing in a thread refer to, innermost first.
 void read_references(PyThreadState* thread, std::vector<FrameReferences>& frames);
+
+// Whether C code lies between two frames of a thread, as in sorted(key=...): it may hold what it is making.
+// Frames inside the innermost ones whose code is passed over do not count. Python 3.10 does not tell: true
+// where there are two.
+bool has_c_code_between(PyThreadState* thread, const CodeFilter& passed_over);
 
 // Adds what a thread itself refers to beside its frames: its thread-local variables, the exceptions it is
 // handling, its context.

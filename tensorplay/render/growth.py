@@ -11,7 +11,7 @@ from tensorplay.words import bytes_text, plural
 __all__ = ["growth", "growth_summary"]
 
 _MOST_ROWS = 30
-_NUMBERS = frozenset({"storages", "bytes", "pins"})
+_NUMBERS = frozenset({"storages", "bytes", "behind"})
 
 
 def growth(found: Growth) -> Iterator[Table | Phrase]:
@@ -30,7 +30,7 @@ def growth(found: Growth) -> Iterator[Table | Phrase]:
         )
         left = len(found.grown) - len(rows)
         rest = f"{plural(left, 'more place')}: report.growth.grown has all" if left else None
-        yield Table(("held by", "storages", "bytes", "pins"), rows, numbers=_NUMBERS, rest=rest)
+        yield Table(("held by", "storages", "bytes", "behind"), rows, numbers=_NUMBERS, rest=rest)
 
 
 def _steps(slope: Slope) -> str:

@@ -17,8 +17,8 @@ _HOW = {
     "storage": "over its storage",
     "grad": "gradient of",
     "variable": "accumulates into it",
-    "Python object": "storage object",
 }
+_OBJECT = {"object": "its C++ object", "impl": "holds its TensorImpl", "storage": "storage object"}
 
 
 def holders(helds: Iterable[Held]) -> Iterator[Table | Phrase]:
@@ -40,7 +40,7 @@ def holders(helds: Iterable[Held]) -> Iterator[Table | Phrase]:
 
 
 def _how(holder: Holder) -> str:
-    word = _HOW.get(holder.how, holder.how)
+    word = _OBJECT[holder.of] if holder.how == "Python object" else _HOW.get(holder.how, holder.how)
     return word if holder.count == 1 else f"{word} ({holder.count} times)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tensorplay.failures import KeptError
-from tensorplay.growth import Surge, count_of, nbytes_of
+from tensorplay.growth import Row, Surge, count_of, nbytes_of
 from tensorplay.layers import Finding
 from tensorplay.rules.registry import LeakRule, SceneRule
 from tensorplay.scene import Scene
@@ -19,6 +19,8 @@ _WAYS_OUT = {
     "hook": "let the hook refer to the module weakly, as by weakref.proxy(self), or remove() it",
     "other": "a weak reference for one of these steps, or gc.collect() where they are dropped",
 }
+_MANY_STEPS = 1000
+_SCALAR_NBYTES = 16
 _READ = "read: tp_traverse of every type, c10/core/StorageImpl.h size_bytes_, torch/csrc/autograd/variable.h"
 
 
@@ -32,14 +34,16 @@ class CppHolders(LeakRule):
 
     ## Why it matters
 
-    Nothing in Python can free it: an extension, a serving runtime, a future or a queue in C++ holds a reference, by
-    intent or because a `Py_DECREF` or a destructor is missing.
+    Nothing that Python shows can free it: an extension, a serving runtime, a future or a queue in C++ holds a
+    reference, by intent or because a `Py_DECREF` or a destructor is missing.
 
     ## Known limits
 
     A storage whose tensor has no Python object, and that no such tensor leads to, is not seen at all. Memory that other
     code than PyTorch's allocated is no storage. Objects of C types that hide what they hold from the garbage collector
-    count as C code.
+    count as C code. Lists and the like that hang on nothing else are passed over while C code runs between frames of
+    Python in some thread, as in `list(map(load, files))`: it may be making them. Where a TorchScript module is alive,
+    which hides what it holds, the finding is an info.
 
     ## Example
 
@@ -71,7 +75,7 @@ class CppHolders(LeakRule):
 
     def leaked(self, surge: Surge) -> Iterator[Finding]:
         """Explain one finding for all of it."""
-        rows = surge.rows("unknown")
+        rows = surge.held_by_c
         members = [member for row in rows for member in row.members]
         if not members or not surge.counts(members):
             return
@@ -80,9 +84,10 @@ class CppHolders(LeakRule):
             headline="C or C++ code alone holds new memory",
             subject=f"{plural(count_of(members), 'storage')}, {bytes_text(nbytes_of(members))}",
             evidence={"bytes": nbytes_of(members), "storages": count_of(members), "held": [row.path for row in rows]},
-            why="no Python path leads to it, so that nothing in Python can free it",
+            why="no Python path that can be seen leads to it: an object that hides what it holds, or nobody any more",
             fix="look where an extension, a future or a queue keeps a tensor, or a reference count is not lowered",
             source=_READ,
+            severity="info" if surge.has_script_modules() else None,
         )
 
 
@@ -198,8 +203,9 @@ class GrowsEachStep(LeakRule):
 
     ## Known limits
 
-    Six steps at least. A single jump, as by a cache or the optimizer's first step, is no growth; a cache that fills for
-    as long as the check runs is. A leak of one in two steps needs more steps to be sure.
+    An info where it is one tensor that gets larger, as a batch of longer sequences does, or so little that 1000 steps
+    stay below `pinned-nbytes`. Six steps at least. A single jump, as by a cache or the optimizer's first step, is no
+    growth; a cache that fills for as long as the check runs is. A leak of one in two steps needs more steps to be sure.
 
     ## Example
 
@@ -245,10 +251,12 @@ class GrowsEachStep(LeakRule):
         steps = len(slope.nbytes)
         rows = surge.rows("reached")
         rows = [row for row in rows if row.storages >= steps] or rows
-        pinned = bool(rows) and nbytes_of(rows[0].indirect) > nbytes_of(rows[0].direct)
+        one = len(rows) == 1 and rows[0].storages == 1
+        is_small = slope.nbytes_per_step * _MANY_STEPS < surge.config.pinned_nbytes
+        size = bytes_text(round(slope.nbytes_per_step))
         yield self.finding(
             rows[0].path if rows else "memory",
-            headline=f"each step leaves {bytes_text(round(slope.nbytes_per_step))} behind",
+            headline=f"one tensor gets larger by {size} each step" if one else f"each step leaves {size} behind",
             subject=f"{bytes_text(round(slope.low))} to {bytes_text(round(slope.high))} a step with "
             f"{slope.confidence:.0%} confidence, over {plural(steps, 'step')}"
             + (f"; held by {some_of([row.path for row in rows])}" if rows else ""),
@@ -261,12 +269,21 @@ class GrowsEachStep(LeakRule):
                 "steps": steps,
                 "held": [{"path": row.path, "storages": row.storages, "bytes": row.nbytes} for row in rows],
             },
-            why="it goes on until memory is full",
-            fix="keep .item() or .detach() there: with a tensor its graph is kept"
-            if pinned
-            else "drop what is kept there after use, or bound it",
+            why="if it is what torch.cat() adds to, it goes on until memory is full; a batch of longer sequences ends"
+            if one
+            else "it goes on until memory is full",
+            fix=self._fix(rows),
             source=f"computed: Theil-Sen slope of the bytes of all storages that something holds; {_READ}",
+            severity="info" if one or is_small else None,
         )
+
+    def _fix(self, rows: Sequence[Row]) -> str:
+        first = rows[0] if rows else None
+        if first is not None and nbytes_of(first.indirect) > nbytes_of(first.direct):
+            return "keep .item() there, or .detach() of what is no scalar: with a tensor its graph is kept"
+        if first is not None and first.nbytes <= _SCALAR_NBYTES * first.storages:
+            return "keep .item() there: a number needs no tensor; or bound it"
+        return "drop what is kept there after use, or bound it"
 
 
 class ErrorHoldsFrames(SceneRule, LeakRule):
@@ -343,13 +360,16 @@ class ErrorHoldsFrames(SceneRule, LeakRule):
                 continue
             yield self.finding(
                 error.path,
-                headline="a kept exception holds the tensors of frames that ended",
+                headline="a kept exception holds the tensors of frames that ended"
+                if error.errors == 1
+                else f"{error.errors} kept exceptions hold the tensors of frames that ended",
                 subject=f"{error.kind} {error.path}: {bytes_text(error.nbytes)} through {some_of(error.variables)}",
                 evidence={
                     "bytes": error.nbytes,
                     "storages": error.storages,
                     "held_through": list(error.variables),
                     "log_type": error.kind,
+                    "errors": error.errors,
                     "error": error.path,
                 },
                 why="its traceback refers to the frames it passed through, they to their variables; nothing else does",
@@ -365,8 +385,9 @@ class ModulesHoldActivations(LeakRule):
     ## What it checks
 
     Storages that came between two moments and that attributes of modules hold, outside parameters and buffers: those of
-    tensors with a graph behind them, and those in attributes that no method of the module's class names, so that
-    something from outside put them there. 16 KiB count (`pinned-nbytes`).
+    tensors with a graph behind them; and those of tensors that several modules have under one name, or a module with a
+    forward hook, where no method of the module's class names the attribute, so that something from outside put them
+    there. 16 KiB count (`pinned-nbytes`).
 
     ## Why it matters
 

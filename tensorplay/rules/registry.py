@@ -56,14 +56,23 @@ class _Coded:
     code: ClassVar[str]
 
     def finding(
-        self, name: str, *, headline: str, subject: str, evidence: dict[str, Any], why: str, fix: str, source: str
+        self,
+        name: str,
+        *,
+        headline: str,
+        subject: str,
+        evidence: dict[str, Any],
+        why: str,
+        fix: str,
+        source: str,
+        severity: Severity | None = None,
     ) -> Finding:
-        """Fill in what the code's entry decides."""
+        """Fill in what the code's entry decides: the severity where none is given."""
         entry = code_entry(self.code)
         return Finding(
             code=self.code,
             name=entry.name,
-            severity=entry.severity,
+            severity=severity or entry.severity,
             headline=headline,
             subject=subject,
             where=Where(name=name),

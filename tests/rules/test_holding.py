@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import tensorplay as tp
+from tensorplay.selection import Config
 
 LARGE = 10_000
 KEPT: list[Any] = []
@@ -55,6 +57,32 @@ def test_tp302_what_an_extension_keeps(cpp_owners):
             assert (finding.evidence["bytes"], finding.evidence["storages"]) == (4 * LARGE, 1)
     finally:
         cpp_owners.release()
+
+
+def test_tp302_is_silent_on_what_c_code_is_making():
+    begun, done = threading.Event(), threading.Event()
+
+    def load(number: int) -> torch.Tensor:
+        if number == 9:
+            begun.set()
+            done.wait()
+        return torch.ones(LARGE)
+
+    thread = threading.Thread(target=lambda: list(map(load, range(10))))
+    with tp.leak_check(quiet=True) as check:
+        thread.start()
+        begun.wait()
+    done.set()
+    thread.join()
+    assert check.growth.new_storages == 9
+    assert not check.findings
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_tp302_is_an_info_where_torchscript_hides_what_it_holds():
+    with tp.leak_check(quiet=True) as check:
+        KEPT.append(torch.jit.trace(nn.Linear(100, 100), torch.ones(1, 100)))
+    assert {finding.severity for finding in check.findings} <= {"info"}
 
 
 def test_tp302_is_silent_where_python_has_it_too(cpp_owners):
@@ -257,6 +285,26 @@ def test_tp307_kept_losses_are_growth(way):
     assert [finding.code for finding in check.findings] == ["TP307"]
 
 
+def test_tp307_is_an_info_where_one_tensor_gets_larger():
+    def run() -> Any:
+        with tp.leak_check(quiet=True) as check:
+            for n in range(8):
+                batch = torch.ones(1000, n + 1)
+                check.step()
+        return batch, check
+
+    (finding,) = run()[1].findings
+    assert (finding.code, finding.severity) == ("TP307", "info")
+    assert finding.headline == "one tensor gets larger by 3.9 KiB each step"
+
+
+def test_tp307_is_an_info_where_a_thousand_steps_stay_small_and_raises_nothing():
+    check = tp.leak_check(lambda: KEPT.append(torch.ones(1)), steps=8, quiet=True, raises=True)
+    (finding,) = check.findings
+    assert (finding.code, finding.severity) == ("TP307", "info")
+    assert finding.fix.startswith("keep .item() there")
+
+
 def test_accumulation_and_averages_are_silent():
     model = Network()
     average = [parameter.detach().clone() for parameter in model.parameters()]
@@ -349,6 +397,24 @@ def test_tp308_follows_what_an_exception_came_from():
     assert [finding.evidence["log_type"] for finding in findings] == ["RuntimeError"]
 
 
+def test_tp308_counts_exceptions_kept_alike_as_one_finding():
+    def run() -> None:
+        KEPT.extend(caught(fail_with, lambda: torch.ones(LARGE)) for _ in range(20))
+
+    found = [finding for finding in left_by(run) if finding.code == "TP308"]
+    assert [(finding.evidence["errors"], finding.evidence["bytes"]) for finding in found] == [(20, 20 * 4 * LARGE)]
+    (by_check,) = loud(KEPT)
+    assert by_check.evidence["errors"] == 20
+
+
+@pytest.mark.parametrize("code", ["TP308", "TP309"])
+def test_nothing_found_is_no_finding_even_with_no_bytes_asked_for(code, monkeypatch):
+    monkeypatch.setattr("tensorplay.leaks.lenient_config", lambda caller: Config(pinned_nbytes=0))
+    error = caught(lambda: fail([3]))
+    findings = left_by(lambda: KEPT.extend([error, torch.ones(3)]))
+    assert code not in {finding.code for finding in findings}
+
+
 def test_tp308_is_silent_while_others_have_the_tensors():
     mine = torch.ones(LARGE)
 
@@ -426,6 +492,22 @@ def test_tp309_names_the_attributes_and_counts_the_hooks(remove, detach):
     assert [name.rpartition("model")[2] for name in finding.evidence["tensor_attributes"]] == [
         f".{number}.{name}" for number in range(3) for name in ("input", "output")
     ]
+
+
+class _Average:
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_tp309_is_silent_on_what_is_set_on_one_module():
+    model = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
+    KEPT.append(model)
+
+    def run() -> None:
+        model.average = _Average(model)  # type: ignore[assignment]
+        model[0].scale = torch.ones(LARGE)
+
+    assert left_by(run) == []
 
 
 def test_tp309_is_silent_where_the_attributes_are_deleted():

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import gc
+import json
 import re
+import sys
 import threading
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -161,7 +167,7 @@ def test_other_objects_have_their_references():
 
 @pytest.mark.parametrize("thing", [1, "x", None, 1.5, b""])
 def test_what_has_no_references_is_refused(thing):
-    with pytest.raises(TypeError, match="takes a tensor or an object with references"):
+    with pytest.raises(TypeError, match="takes a tensor or an object that the garbage collector knows"):
         tensorplay.who_holds(thing)
 
 
@@ -227,8 +233,128 @@ def test_tensor_that_cpp_alone_keeps_is_found_from_its_storage(cpp_owners):
     address = C.read(x).storage.address
     del x
 
-    _, _, groups, _ = C.find_storages("no file begins so", b"")
+    _, _, groups, *_ = C.find_storages("no file begins so", b"")
     (state,) = (group[3] for group in groups if address in group[0][::2])
     cpp_owners.release()
 
     assert state == "unknown"
+
+
+class _Key:
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("a key was compared")
+
+
+@pytest.mark.parametrize("make", [lambda x: {"base": x}, lambda x: {_Key(): x}, lambda x: {"view function": x}])
+def test_keys_are_taken_for_no_word_of_autograd(make):
+    x = torch.ones(3)
+    held = make(x)
+    report = tensorplay.who_holds(x)
+    assert (len(report.holders), report.unaccounted) == (2, 0)
+    assert held
+
+
+def test_an_executing_generator_is_counted_once():
+    def ask() -> Iterator[Any]:
+        x = torch.ones(3)
+        yield tensorplay.who_holds(x)
+
+    async def ask_later() -> Any:
+        x = torch.ones(3)
+
+        async def inner() -> Any:
+            return tensorplay.who_holds(x)
+
+        return await inner()
+
+    (report,) = ask()
+    assert [ledger.equation for ledger in report.ledgers][:1] == ["refcount 2 = 1 reference + 1 of this call"]
+    later = asyncio.run(ask_later())
+    assert [ledger.equation for ledger in later.ledgers][:1] == ["refcount 2 = 1 reference + 1 of this call"]
+
+
+def test_a_generator_hides_no_owner_in_cpp():
+    future = torch.futures.Future()  # type: ignore[var-annotated]
+
+    def ask() -> Iterator[Any]:
+        x = torch.ones(3)
+        future.set_result(x)
+        yield tensorplay.who_holds(x)
+
+    (report,) = ask()
+    assert report.unaccounted == 1
+
+
+def test_a_module_is_counted_once():
+    report = tensorplay.who_holds(json)
+    (ledger,) = report.ledgers
+    assert ledger.count == sys.getrefcount(json)
+    assert ledger.unaccounted == 0
+    assert "sys.modules['json']" in paths(report)
+
+
+@pytest.mark.parametrize("cls", [int, type, Exception, collections.OrderedDict])
+def test_classes_made_in_c_are_refused(cls):
+    with pytest.raises(TypeError, match=f"got class {cls.__name__}"):
+        tensorplay.who_holds(cls)
+    with pytest.raises(TypeError, match="got tuple"):
+        tensorplay.who_holds(())
+
+
+def test_many_references_alike_are_one_holder_and_few_are_listed_in_order():
+    x = torch.ones(3)
+    box = [[x] for _ in range(12)]
+    listed = [path.rpartition(": ")[2] for path in paths(tensorplay.who_holds(x))]
+    assert listed == ["x", *(f"box[{n}][0]" for n in range(12))]
+    box += [[x] for _ in range(12)]
+    (_, many) = tensorplay.who_holds(x).holders
+    assert (many.path.rpartition(": ")[2], many.count) == ("box[*][*]", 24)
+    assert "".join(many.steps) == many.path
+
+
+def test_a_long_way_is_walked_once_and_told_in_short():
+    x = torch.ones(3)
+    chain: Any = x
+    for _ in range(5_000):
+        chain = [chain]
+    paths_to_x = [holder for holder in tensorplay.who_holds(x).holders if "chain" in holder.path]
+    assert len(paths_to_x) == 1
+    assert len(paths_to_x[0].path) < 300
+    assert len(paths_to_x[0].steps) == 17
+    assert " ... " in paths_to_x[0].steps
+    while isinstance(chain, list):
+        chain = chain.pop()
+
+
+def test_steps_of_every_path_add_up_to_it():
+    x = torch.ones(3, requires_grad=True)
+    y = ((x * x).exp() * 2).sum()
+    box = {"a": [x], "b": types.SimpleNamespace(value=(x,))}
+    report = tensorplay.who_holds(x)
+    assert [holder.path for holder in report.holders] == ["".join(holder.steps) for holder in report.holders]
+    assert {y, len(box)}
+
+
+def test_a_jagged_tensor_is_accounted_for():
+    values, offsets = torch.ones(6, 3), torch.tensor([0, 2, 6])
+    jagged = torch.nested.nested_tensor_from_jagged(values, offsets)
+    assert tensorplay.who_holds(values).unaccounted == 0
+    assert tensorplay.who_holds(offsets).unaccounted == 0
+    assert jagged.is_nested
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda x: torch.utils.dlpack.to_dlpack(x), "holds its TensorImpl"),
+        (lambda x: x.untyped_storage(), "storage object"),
+    ],
+)
+def test_what_holds_a_layer_below_is_called_so(make, words):
+    x = torch.ones(3)
+    held = make(x)
+    assert words in str(tensorplay.who_holds(x))
+    assert held is not None
+    assert repr(tensorplay.who_holds(x)).startswith("<tensorplay.HoldersReport: x, ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import gc
 import io
 import re
@@ -14,9 +16,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tensorplay as tp
 from tensorplay._native import C
+from tensorplay.errors import LeakFound
 from tensorplay.reports import Report
 
 KEPT: list[Any] = []
@@ -102,6 +106,51 @@ def test_a_variable_of_a_frame_has_its_file_and_line():
     assert row.path.endswith(": mine")
     assert re.match(r"test_leaks\.py:\d+ in test_a_variable_of_a_frame", row.path)
     assert mine is not None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [torch.ones(1) for _ in range(40)],
+        lambda: collections.deque(torch.ones(1) for _ in range(40)),
+        lambda: {torch.ones(1) for _ in range(40)},
+        lambda: {f"k{n}": torch.ones(1) for n in range(40)},
+        lambda: {("k", n): torch.ones(1) for n in range(40)},
+    ],
+)
+def test_many_places_alike_are_one_row(make):
+    before = tp.snapshot()
+    KEPT.append(make())
+
+    (row,) = before.diff().growth.grown
+
+    assert (row.places, row.storages, row.nbytes) == (40, 40, 160)
+    assert row.path in (f"{NAME}[*][*]", f"{NAME}[*]{{...}}")
+    assert "".join(row.steps) == row.path
+
+
+def test_few_places_are_named_each_in_a_diff_of_the_past():
+    before = tp.snapshot()
+    KEPT.extend(torch.ones(1) for _ in range(15))
+    between = tp.snapshot()
+    KEPT.append(torch.ones(1))
+    after = tp.snapshot()
+    assert list(rows(between.diff(after))) == [f"{NAME}[15]"]
+    assert list(rows(before.diff(between))) == [f"{NAME}[*]"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(10**9, device="meta"),
+        lambda: FakeTensorMode().from_tensor(torch.empty(10, device="meta")),
+        lambda: torch.nn.Linear(1000, 1000, device="meta"),
+    ],
+)
+def test_what_has_no_memory_is_no_growth(make):
+    before = tp.snapshot()
+    KEPT.append(make())
+    assert before.diff().growth.new_storages == 0
 
 
 def test_two_snapshots_of_the_past_tell_who_held_what():
@@ -232,6 +281,61 @@ def test_a_decorated_function_is_checked_at_each_call():
     finally:
         gc.enable()
     assert (double.__name__, double.__doc__) == ("double", "Double it.")
+
+
+def leak() -> torch.Tensor:
+    """Leave a cycle behind."""
+    values = [torch.ones(10_000)]
+    values.append(values)  # type: ignore[arg-type]
+    return torch.ones(3)
+
+
+async def leak_later() -> torch.Tensor:
+    return leak()
+
+
+def leak_while_iterated() -> Iterator[torch.Tensor]:
+    yield leak()
+
+
+@pytest.mark.parametrize(
+    ("function", "run"),
+    [
+        (leak, lambda call: call()),
+        (leak_later, lambda call: asyncio.run(call())),
+        (leak_while_iterated, lambda call: list(call())),
+    ],
+)
+def test_functions_of_every_kind_are_decorated(function, run):
+    gc.disable()
+    try:
+        checked = tp.leak_check(raises=True)(function)
+        assert checked.__name__ == function.__name__
+        with pytest.raises(LeakFound, match="TP306"):
+            run(checked)
+    finally:
+        gc.enable()
+
+
+def test_what_cannot_be_checked_is_refused():
+    async def rows_later() -> Any:
+        yield 1
+
+    for function in (rows_later, 3):
+        with pytest.raises(TypeError, match="leak_check"):
+            tp.leak_check()(function)  # type: ignore[arg-type]
+
+
+def test_what_a_block_returns_is_no_leak():
+    @tp.leak_check(raises=True, quiet=True)
+    def made() -> torch.Tensor:
+        return torch.ones(100_000)
+
+    def returned_from_block() -> dict[str, torch.Tensor]:
+        with tp.leak_check(raises=True, quiet=True):
+            return {"y": torch.ones(100_000)}
+
+    assert made().shape == returned_from_block()["y"].shape
 
 
 def test_steps_that_leave_something_have_a_slope():

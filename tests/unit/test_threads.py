@@ -120,7 +120,7 @@ print("alive")
     "call", ["tp.snapshot()", "tp.who_holds(beside)", "tp.list_shared_storages()", "tp.check(model)"]
 )
 def test_asking_while_another_thread_lets_go_of_gradients(call):
-    # PyTorch destroys a gradient with the GIL released and clears the pointer to it after that: a crash ends the process.
+    # PyTorch destroys a gradient with the GIL released and clears the pointer after that: a crash ends the process.
     source = _TRAIN_AND_ASK.replace("{call}", call)
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (0, "alive\n"), run.stderr[-2000:]
