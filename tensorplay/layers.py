@@ -710,8 +710,8 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     """Their bytes."""
     indirect_storages: int
-    """Further storages that were met behind these tensors first: their graphs, their gradients. Another place may lead to
-    them too."""
+    """Further storages that were met behind these tensors first: their graphs, their gradients. Another place may lead
+    to them too."""
     indirect_nbytes: int
     """Their bytes."""
     places: int

@@ -282,12 +282,9 @@ class Report:
         Args:
             path: the file to write.
         """
-        from tensorplay.render.html import page
+        from tensorplay.render.html import page, title_of
 
-        names = [record.name for record in self.records]
-        title = self.document.label or ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])]) or "no tensors"
-        title = title if len(title) <= 200 else f"{title[:197]}..."
-        text = page(f"TensorPlay: {title}", [(None, self.document)])
+        text = page(f"TensorPlay: {title_of(self.document)}", [(None, self.document)])
         if path is None:
             return text
         path = Path(path)

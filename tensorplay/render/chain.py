@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tensorplay.layers import ViewChain, ViewStep
+from tensorplay.render.canvas import Arrow, Box, Picture, diagram
 from tensorplay.render.steps import BEGINS, step_text
-from tensorplay.render.svg import Arrow, Box, Picture, diagram
 from tensorplay.words import shape_text, visible
 
 __all__ = ["chain_picture", "dot", "mermaid"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensorplay.layers import Growth, Slope
+from tensorplay.layers import Grown, Growth, Slope
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.words import bytes_text, plural
 
-__all__ = ["growth", "growth_summary"]
+__all__ = ["growth", "growth_summary", "row_text"]
 
 _MOST_ROWS = 30
 _NUMBERS = frozenset({"storages", "bytes", "behind"})
@@ -31,6 +31,12 @@ def growth(found: Growth) -> Iterator[Table | Phrase]:
         left = len(found.grown) - len(rows)
         rest = f"{plural(left, 'more place')}: report.growth.grown has all" if left else None
         yield Table(("held by", "storages", "bytes", "behind"), rows, numbers=_NUMBERS, rest=rest)
+
+
+def row_text(row: Grown) -> str:
+    """Say what a place holds, in one line."""
+    behind = f", {bytes_text(row.indirect_nbytes)} behind" if row.indirect_storages else ""
+    return f"{plural(row.storages, 'storage')}, {bytes_text(row.nbytes)}{behind}"
 
 
 def _steps(slope: Slope) -> str:

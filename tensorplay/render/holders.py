@@ -8,7 +8,7 @@ from tensorplay.layers import Held, Holder
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.words import bytes_text, plural
 
-__all__ = ["holders", "holders_summary"]
+__all__ = ["holders", "holders_summary", "how_text"]
 
 _MOST_ROWS = 50
 _HOW = {
@@ -29,7 +29,7 @@ def holders(helds: Iterable[Held]) -> Iterator[Table | Phrase]:
         if held.cycle is not None:
             yield Phrase(f"  garbage that is not collected yet: {held.cycle}", "attention")
         if held.holders:
-            rows = tuple((_how(holder), holder.path) for holder in held.holders[:_MOST_ROWS])
+            rows = tuple((how_text(holder), holder.path) for holder in held.holders[:_MOST_ROWS])
             left = len(held.holders) - len(rows)
             rest = f"{plural(left, 'more holder')}: report.holders has all" if left else None
             yield Table(("held as", "by"), rows, rest=rest, first_width=24)
@@ -39,7 +39,8 @@ def holders(helds: Iterable[Held]) -> Iterator[Table | Phrase]:
             yield Phrase(f"  {ledger.equation}", "attention" if ledger.unaccounted else "dim")
 
 
-def _how(holder: Holder) -> str:
+def how_text(holder: Holder) -> str:
+    """Say what a holder is to the object."""
     word = _OBJECT[holder.of] if holder.how == "Python object" else _HOW.get(holder.how, holder.how)
     return word if holder.count == 1 else f"{word} ({holder.count} times)"
 

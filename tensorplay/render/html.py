@@ -14,16 +14,19 @@ from typing import Any
 import msgspec
 
 from tensorplay.layers import Document, TensorRecord, ViewChain
+from tensorplay.render.canvas import Picture
 from tensorplay.render.chain import chain_picture
 from tensorplay.render.outline import ChainPart, Diagnosis, Layer, Outline, TensorPart, flat, outline
 from tensorplay.render.parts import Phrase, Table
-from tensorplay.render.svg import Picture, cells_picture, layers_picture
+from tensorplay.render.svg import cells_picture, layers_picture
+from tensorplay.render.tree import growth_picture, holders_picture
 from tensorplay.words import plural, visible
 
-__all__ = ["fragment", "page"]
+__all__ = ["fragment", "page", "title_of"]
 
 _MOST_DRAWN = 12
 _LONGEST_VALUE = 2_000
+_LONGEST_TITLE = 200
 _MONO = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
 _CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0;border:0;white-space:"
 _BADGES = {
@@ -67,6 +70,9 @@ def fragment(document: Document, *, view_chain: bool = False) -> str:
     if not view_chain:
         parts += [_chain(chain, report.chains[number]) for number, chain in enumerate(document.chains)]
     parts += [_piece(piece) for piece in (*report.sharing, *report.checkpoint)]
+    parts += [_picture(holders_picture(held)) for held in document.held if held.holders or held.cycle]
+    if document.growth is not None and document.growth.grown:
+        parts.append(_picture(growth_picture(document.growth)))
     if report.arrays is not None:
         parts.append(_table(report.arrays))
     if report.table is not None or report.tensors:
@@ -100,6 +106,26 @@ def page(title: str, sections: Sequence[tuple[str | None, Document]], *, generat
         f"<title>{_text(title)}</title>\n<style>{_PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{_text(title)}</h1>\n" + "\n".join(filter(None, body)) + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def title_of(document: Document) -> str:
+    """Say in a few words what a report is on."""
+    title = document.label or _subject(document)
+    return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
+
+
+def _subject(document: Document) -> str:
+    names = [record.name for record in document.records]
+    some = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+    if document.held:
+        return f"who holds {', '.join(held.name for held in document.held)}"
+    if document.growth is not None:
+        return "memory that came and stayed"
+    if document.focus == "sharing":
+        return f"storages that {some} share" if some else "shared storages"
+    if document.chains:
+        return f"view chain of {', '.join(chain.name for chain in document.chains)}"
+    return some or ", ".join(file.path for file in document.files) or "no tensors"
 
 
 def _verdict(phrase: Phrase) -> str:

@@ -619,7 +619,7 @@ class _Writer:
         else:
             yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
         counts = [(s, sum(f.severity == s for f in document.findings)) for s in SEVERITIES]
-        found = [Phrase(f"{count} {severity}", severity) for severity, count in counts if count]
+        found = [Phrase(_counted(count, severity), severity) for severity, count in counts if count]
         for number, phrase in enumerate(found):
             if number:
                 yield Phrase(", ")
@@ -641,6 +641,12 @@ class _Writer:
             yield Phrase(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", "dim")
         for unused in document.unused_ignores:
             yield Phrase(f"unused ignore[{unused.code}] at {unused.file}:{unused.line}", "attention")
+
+
+def _counted(count: int, severity: Severity) -> str:
+    return (
+        f"{count} {severity}" if severity == "info" else plural(count, severity)
+    )  # as "information", it has no plural
 
 
 def _members(members: Sequence[SharedMember], unreached: int) -> str:

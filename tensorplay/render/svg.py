@@ -6,71 +6,29 @@ words. The same input gives the same text. Nothing here probes.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
-from xml.sax.saxutils import escape
+from typing import Literal
 
 from tensorplay.layers import TensorRecord
+from tensorplay.render.canvas import (
+    CHARACTER,
+    MARGIN,
+    Arrow,
+    Box,
+    Canvas,
+    Picture,
+    columns,
+    diagram,
+    rectangle,
+    shortened,
+)
 from tensorplay.render.cells import NUMBER, SEVERAL, Bar, Cell, Geometry, IndexWriter, Layout, Mark, Row
 from tensorplay.render.outline import Names, claims_memory
 from tensorplay.words import bytes_text, describe, plural, shape_text, visible
 
-__all__ = ["Arrow", "Box", "Picture", "cells_picture", "diagram", "layers_picture"]
+__all__ = ["cells_picture", "layers_picture"]
 
-_STYLE = """
-text{font:12px ui-monospace,"DejaVu Sans Mono",Menlo,Consolas,monospace;fill:#1f2328}
-.faint{fill:#59636e}.strong{font-weight:bold}.small text{font-size:10px}.middle{text-anchor:middle}
-.paper{fill:#fff}.box{fill:#f6f8fa;stroke:#59636e}.fault{fill:#ffebe9;stroke:#cf222e}
-.ghost{fill:none;stroke:#59636e;stroke-dasharray:4 3}
-.arrow{fill:none;stroke:#59636e}.arrowhead{fill:#59636e}
-.dashed{fill:none;stroke:#0969da;stroke-dasharray:4 3}.dashedhead{fill:#0969da}
-.label{paint-order:stroke;stroke:#fff;stroke-width:4px}
-.empty{fill:none;stroke:#d1d9e0}.reached{fill:#b6e3ff;stroke:#0969da}
-.several{fill:none;stroke:#0969da;stroke-width:2.5}
-.outside{fill:#ffebe9;stroke:#cf222e;stroke-dasharray:4 2}
-.unknown{fill:none;stroke:#9a6700;stroke-dasharray:2 2}
-@media(prefers-color-scheme:dark){
-text{fill:#e6edf3}.faint{fill:#9198a1}
-.paper{fill:#161b22}.box{fill:#21262d;stroke:#9198a1}.fault{fill:#4c1519;stroke:#ff7b72}
-.ghost,.arrow{stroke:#9198a1}.arrowhead{fill:#9198a1}.dashed{stroke:#58a6ff}.dashedhead{fill:#58a6ff}
-.label{stroke:#161b22}.empty{stroke:#3d444d}.reached{fill:#0c3b6e;stroke:#58a6ff}.several{stroke:#58a6ff}
-.outside{fill:#4c1519;stroke:#ff7b72}.unknown{stroke:#d29922}}
-"""
-_CHARACTER = 7.25
 _SMALL_CHARACTER = 6.05
-_LINE = 16
-_MARGIN = 12
-
-
-class Picture(NamedTuple):
-    """A picture and what it says."""
-
-    svg: str
-    width: int
-    height: int
-    title: str
-    """One line for who does not see it."""
-    words: tuple[str, ...]
-    """All that it shows, as a list."""
-
-
-class Box(NamedTuple):
-    """A thing with a few lines of text; the first one is its name."""
-
-    key: str
-    column: int
-    lines: tuple[str, ...]
-    look: Literal["box", "fault", "ghost"] = "box"
-
-
-class Arrow(NamedTuple):
-    """An arrow between two boxes, by their keys."""
-
-    source: str
-    target: str
-    look: Literal["arrow", "dashed"] = "arrow"
-    label: str = ""
 
 
 def layers_picture(records: Sequence[TensorRecord], names: Names) -> Picture:
@@ -86,128 +44,6 @@ def layers_picture(records: Sequence[TensorRecord], names: Names) -> Picture:
 def cells_picture(name: str, geometry: Geometry) -> Picture:
     """Draw a storage's cells as they lie, those reached with their index, and a bar of all where some are left out."""
     return _Cells(name, geometry).picture()
-
-
-def diagram(
-    title: str, headings: Sequence[str], boxes: Sequence[Box], arrows: Sequence[Arrow], words: Sequence[str]
-) -> Picture:
-    """Place boxes in columns, each as high as those that point to it, and join them.
-
-    Args:
-        title: one line for who does not see it.
-        headings: what stands above each column.
-        boxes: from top to bottom within their column.
-        arrows: from a column to a later one, or within a column, where they bend to the left of it.
-        words: what boxes and arrows say, as a list.
-    """
-    column_of = {box.key: box.column for box in boxes}
-    places: dict[str, _Place] = {}
-    left = float(_MARGIN)
-    for column, heading in enumerate(headings):
-        inward = [arrow for arrow in arrows if column_of[arrow.target] == column]
-        if column or inward:
-            left += 52 + max((_columns(arrow.label) for arrow in inward), default=0) * _CHARACTER
-        here = [box for box in boxes if box.column == column]
-        width = 20 + _CHARACTER * max([_columns(heading), *(_columns(line) for box in here for line in box.lines)])
-        free = float(_MARGIN + _LINE + 10)
-        for box in here:
-            height = 10 + _LINE * len(box.lines)
-            above = [
-                places[arrow.source].middle for arrow in inward if arrow.target == box.key and arrow.source in places
-            ]
-            top = max(free, sum(above) / len(above) - height / 2) if above else free
-            places[box.key] = _Place(left, top, width, height)
-            free = top + height + 14
-        places[f"\0{column}"] = _Place(left, _MARGIN, width, _LINE)
-        left += width
-    # What points to one thing stands beside it, now that it is known where that is.
-    free = 0.0
-    for box in (box for box in boxes if box.column == 0):
-        place = places[box.key]
-        beside = [
-            places[arrow.target].middle for arrow in arrows if arrow.source == box.key and column_of[arrow.target]
-        ]
-        if len(beside) == 1:
-            place = place._replace(top=max(free, beside[0] - place.height / 2))
-            places[box.key] = place
-        free = place.bottom + 14
-    canvas = _Canvas(left + _MARGIN, max(place.bottom for place in places.values()) + _MARGIN)
-    for column, heading in enumerate(headings):
-        place = places[f"\0{column}"]
-        canvas.text(place.left + 2, place.top + 12, heading, "faint strong")
-    for arrow in arrows:
-        canvas.arrow(places[arrow.source], places[arrow.target], arrow)
-    for box in boxes:
-        canvas.box(places[box.key], box)
-    return canvas.picture(title, words)
-
-
-class _Place(NamedTuple):
-    left: float
-    top: float
-    width: float
-    height: float
-
-    @property
-    def right(self) -> float:
-        return self.left + self.width
-
-    @property
-    def bottom(self) -> float:
-        return self.top + self.height
-
-    @property
-    def middle(self) -> float:
-        return self.top + self.height / 2
-
-
-class _Canvas:
-    """Collects the shapes of one picture."""
-
-    def __init__(self, width: float, height: float) -> None:
-        self.width, self.height = round(width), round(height)
-        self._shapes: list[str] = []
-
-    def text(self, x: float, y: float, words: str, look: str = "") -> None:
-        looks = f' class="{look}"' if look else ""
-        self._shapes.append(f'<text{looks} x="{_number(x)}" y="{_number(y)}">{escape(visible(words))}</text>')
-
-    def path(self, data: str, look: str) -> None:
-        self._shapes.append(f'<path class="{look}" d="{data}"/>')
-
-    def box(self, place: _Place, box: Box) -> None:
-        self.path(_rectangle(place.left, place.top, place.width, place.height), box.look)
-        for number, line in enumerate(box.lines):
-            look = "strong" if number == 0 and box.look != "ghost" else "faint" if box.look == "ghost" else ""
-            self.text(place.left + 10, place.top + 18 + number * _LINE, line, look)
-
-    def arrow(self, source: _Place, target: _Place, arrow: Arrow) -> None:
-        if source.left == target.left:  # within a column: below the arrows that come from the left
-            start, end = (place.middle + min(12.0, place.height / 2 - 6) for place in (source, target))
-            bend = target.left - 34
-            data = f"M{_number(source.left)} {_number(start)}C{_number(bend)} {_number(start)} "
-            self.path(f"{data}{_number(bend)} {_number(end)} {_number(target.left - 6)} {_number(end)}", arrow.look)
-        else:
-            start, end = source.middle, target.middle
-            bend = (source.right + target.left) / 2
-            data = f"M{_number(source.right)} {_number(start)}C{_number(bend)} {_number(start)} "
-            self.path(f"{data}{_number(bend)} {_number(end)} {_number(target.left - 6)} {_number(end)}", arrow.look)
-        self.path(f"M{_number(target.left)} {_number(end)}l-8-4v8z", f"{arrow.look}head")
-        if arrow.label:
-            self.text(bend, (start + end) / 2 + 4, arrow.label, "label middle")
-
-    def open_small(self) -> None:
-        self._shapes.append('<g class="small middle">')
-
-    def close(self) -> None:
-        self._shapes.append("</g>")
-
-    def picture(self, title: str, words: Sequence[str]) -> Picture:
-        size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(visible(title))}</title>'
-        paper = f'<rect class="paper" width="{self.width}" height="{self.height}" rx="6"/>'
-        svg = "\n".join([head, f"<style>{_STYLE}</style>", paper, *self._shapes, "</svg>"]) + "\n"
-        return Picture(svg, self.width, self.height, title, tuple(words))
 
 
 class _Layers:
@@ -303,7 +139,7 @@ class _Layers:
 
 
 def _box(key: str, column: int, lines: Iterable[str], look: Literal["box", "fault", "ghost"] = "box") -> Box:
-    return Box(key, column, tuple(map(_short, lines)), look)
+    return Box(key, column, tuple(map(shortened, lines)), look)
 
 
 def _by_storage(records: Iterable[TensorRecord]) -> list[TensorRecord]:
@@ -338,10 +174,10 @@ class _Cells:
         self.meanings: dict[str, str] = {}
 
     def picture(self) -> Picture:
-        y = float(_MARGIN)
-        right = float(_MARGIN)
+        y = float(MARGIN)
+        right = float(MARGIN)
         words = []
-        indent = _MARGIN + 20 * any(isinstance(row, Row) and row.cut_before for row in self.rows)
+        indent = MARGIN + 20 * any(isinstance(row, Row) and row.cut_before for row in self.rows)
         for row in self.rows:
             if isinstance(row, Row):
                 right = max(right, self.row(row, indent, y))
@@ -349,7 +185,7 @@ class _Cells:
                 y += self.height + 2
             else:
                 self.texts.append((indent, y + 13, f"… {row.words}", "faint"))
-                right = max(right, indent + _CHARACTER * _columns(row.words) + 20)
+                right = max(right, indent + CHARACTER * columns(row.words) + 20)
                 words.append(row.words)
                 y += 20
         if self.bar is not None:
@@ -357,7 +193,7 @@ class _Cells:
             words.append(_bar_words(self.bar))
             y += 52
         y, right = self.legend(y + 4, right)
-        canvas = _Canvas(right + _MARGIN, y + _MARGIN - 4)
+        canvas = Canvas(right + MARGIN, y + MARGIN - 4)
         for look, data in self.paths.items():
             canvas.path("".join(data), look)
         small = [entry for entry in self.texts if entry[3] == "small"]
@@ -399,37 +235,37 @@ class _Cells:
             self.texts.append((middle, y + 27, f"{index}{'?' if unknown else ''}", "small"))
 
     def draw(self, look: str, meaning: str, x: float, y: float, width: float, height: float) -> None:
-        self.paths.setdefault(look, []).append(_rectangle(x, y, width, height))
+        self.paths.setdefault(look, []).append(rectangle(x, y, width, height))
         self.meanings.setdefault(look, meaning)
 
     def draw_bar(self, bar: Bar, y: float) -> float:
         """Draw the stretches, with the numbers of the first and the last cell; a part is half as high."""
         each = 10
         for number, mark in enumerate(bar.marks):
-            x = _MARGIN + number * each
+            x = MARGIN + number * each
             if mark is Mark.PART:
                 self.draw("reached", Mark.REACHED.value, x, y + 8, each, 8)
                 self.meanings.setdefault("part", mark.value)
             else:
                 self.draw(mark.name.lower(), mark.value, x, y, each, 16)
-        end = _MARGIN + each * len(bar.marks)
+        end = MARGIN + each * len(bar.marks)
         words = f"cell {self.layout.begin} to {self.layout.end - 1}, each mark is {bar.each} cells"
-        self.texts.append((_MARGIN, y + 31, words, "faint"))
-        return max(float(end), _MARGIN + _CHARACTER * len(words))
+        self.texts.append((MARGIN, y + 31, words, "faint"))
+        return max(float(end), MARGIN + CHARACTER * len(words))
 
     def legend(self, y: float, right: float) -> tuple[float, float]:
         """Say below the picture what its marks mean, in as many lines as its width takes."""
         most = max(right, 420.0)
-        x = float(_MARGIN)
+        x = float(MARGIN)
         for look, meaning in list(self.meanings.items()):
             swatch = 18 if look in self.paths or look == "part" else 0
-            width = swatch + _CHARACTER * _columns(meaning)
-            if x > _MARGIN and x + width > most:
-                x, y = float(_MARGIN), y + 20
+            width = swatch + CHARACTER * columns(meaning)
+            if x > MARGIN and x + width > most:
+                x, y = float(MARGIN), y + 20
             if look == "part":
-                self.paths["reached"].append(_rectangle(x, y + 8, 12, 6))
+                self.paths["reached"].append(rectangle(x, y + 8, 12, 6))
             elif swatch:
-                self.paths[look].append(_rectangle(x, y + 2, 12, 12))
+                self.paths[look].append(rectangle(x, y + 2, 12, 12))
             self.texts.append((x + swatch, y + 12, meaning, "faint"))
             x += width + 20
             right = max(right, x - 20)
@@ -466,30 +302,3 @@ def _bar_words(bar: Bar) -> str:
         else:
             runs.append((mark, 1))
     return f"the whole storage in stretches of {bar.each} cells: " + ", ".join(f"{n} {mark.value}" for mark, n in runs)
-
-
-def _rectangle(x: float, y: float, width: float, height: float) -> str:
-    return f"M{_number(x)} {_number(y)}h{_number(width)}v{_number(height)}h{_number(-width)}z"
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _columns(text: str) -> int:
-    """Answer how many columns of a monospaced font a text takes."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
-def _short(text: str, most: int = 28) -> str:
-    """Cut a line that would make its box too wide; control characters are written out first."""
-    text = visible(text)
-    if _columns(text) <= most:
-        return text
-    kept, columns = [], 0
-    for character in text:
-        columns += _columns(character)
-        if columns >= most:
-            break
-        kept.append(character)
-    return f"{''.join(kept)}…"

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensorplay as tp
+from tensorplay.render.canvas import Arrow, Box, diagram
 from tensorplay.render.cells import Geometry
 from tensorplay.render.outline import outline
-from tensorplay.render.svg import Arrow, Box, cells_picture, diagram, layers_picture
+from tensorplay.render.svg import cells_picture, layers_picture
 from tests import helpers
 
 SVG = "{http://www.w3.org/2000/svg}"
