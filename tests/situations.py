@@ -20,6 +20,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from tests.helpers import KeepsOutput
+
 SITUATIONS: dict[str, Callable[[], Any]] = {}
 
 
@@ -333,6 +335,20 @@ def in_data_loader_queue():
     return loader, batches, next(batches)
 
 
+class _Outstanding:
+    """What a loader with workers has of batches that came before their turn."""
+
+    def __init__(self) -> None:
+        self._task_info = {0: (0,), 1: (1, [tensor(), {"label": tensor()}])}
+        self._data_queue: queue.Queue[Any] = queue.Queue()
+        self._data_queue.put((2, [tensor()]))
+
+
+@situation
+def in_outstanding_batches():
+    return _Outstanding()
+
+
 # weak references hold nothing
 
 
@@ -484,20 +500,9 @@ def by_custom_function():
     return Exponential.apply(leaf())
 
 
-class OnContext(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.y = x.exp()
-        return ctx.y
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * ctx.y
-
-
 @situation
 def by_own_context():
-    return OnContext.apply(leaf())
+    return KeepsOutput.apply(leaf())
 
 
 @situation

@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 import tensorplay as tp
+from tests.helpers import KeepsOutput, collected_by_hand
 
 
 @pytest.fixture(autouse=True)
 def _collected_by_hand() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with collected_by_hand():
+        yield
 
 
 def codes(report: Any) -> list[str]:
@@ -27,17 +26,6 @@ def codes(report: Any) -> list[str]:
 
 
 # A custom Function keeps its output on ctx.
-
-
-class OnContext(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.y = x.exp()
-        return ctx.y
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * ctx.y
 
 
 class Saved(torch.autograd.Function):
@@ -53,7 +41,7 @@ class Saved(torch.autograd.Function):
         return grad * y
 
 
-@pytest.mark.parametrize("function", [OnContext, Saved])
+@pytest.mark.parametrize("function", [KeepsOutput, Saved])
 def test_output_kept_on_ctx_waits_for_the_collector(function):
     with tp.leak_check(quiet=True) as check:
         y = function.apply(torch.zeros(250_000, requires_grad=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -36,6 +37,8 @@ CELLS = {
     "reload": "%reload_ext tensorplay",
     "again": "%tensorplay x",
     "help": "%tensorplay?",
+    "history": "torch.full((5,), 7.0)",
+    "who": "import re\nprint(tensorplay.who_holds(next(v for v in Out.values() if isinstance(v, torch.Tensor))))",
 }
 REFCOUNTS = {"line": "refcount 1\n", "temporary": "refcount 0: a temporary", "cell of a name": "refcount 1\n"}
 RUN = """
@@ -99,6 +102,12 @@ def test_report_shows_itself_once_under_its_name(ran, cell, name):
 def test_references_of_the_magic_are_taken_off(ran):
     for cell, words in REFCOUNTS.items():
         assert words in ran[cell]["shown"][-1]["text/plain"], cell
+
+
+def test_the_history_of_the_shell_is_a_holder(ran):
+    said = ran["who"]["out"]
+    assert re.search(r"Out\[\d+\]|_oh\[\d+\]|\['Out'\]", said), said
+    assert "every reference is accounted for" in said
 
 
 def test_names_in_braces_and_dollars_are_left_alone(ran):

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensorplay as tp
 from tensorplay.selection import Config
+from tests.helpers import KeepsOutput, collected_by_hand
 
 LARGE = 10_000
 KEPT: list[Any] = []
@@ -25,11 +26,9 @@ KEPT: list[Any] = []
 
 @pytest.fixture(autouse=True)
 def _collected_by_hand() -> Iterator[None]:
-    gc.collect()
     KEPT.clear()
-    gc.disable()
-    yield
-    gc.enable()
+    with collected_by_hand():
+        yield
     KEPT.clear()
 
 
@@ -103,18 +102,7 @@ class Linked:
     pass
 
 
-class OnCtx(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.y = x.exp()
-        return ctx.y
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * ctx.y
-
-
-class InputOnCtx(OnCtx):
+class InputOnCtx(KeepsOutput):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.y = x
@@ -174,7 +162,11 @@ def by_gradient_of_gradient() -> None:
         (by_closure, "function by_closure.<locals>.again → closure variable again → function", "weak reference"),
         (by_own_exception, "a ValueError → kept in by_own_exception", "delete the variable"),
         (by_tensor_attribute, "a list[0].me → a list again", "weak reference"),
-        (lambda: OnCtx.apply(torch.ones(LARGE, requires_grad=True)), "a OnCtxBackward.y.grad_fn", "save_for_backward"),
+        (
+            lambda: KeepsOutput.apply(torch.ones(LARGE, requires_grad=True)),
+            "a KeepsOutputBackward.y.grad_fn",
+            "save_for_backward",
+        ),
         (lambda: Hooked(lambda module: module), "_forward_hooks[", "weakref.proxy(self)"),
     ],
     ids=["list", "attributes", "closure", "exception", "tensor", "ctx", "hook"],
@@ -190,7 +182,7 @@ def test_tp306_prints_the_cycle_and_the_way_out(make, cycle, fix):
 
 
 def test_tp306_tells_direct_indirect_and_parameter_bytes():
-    (on_ctx,) = left_by(lambda: OnCtx.apply(torch.ones(LARGE, requires_grad=True)))
+    (on_ctx,) = left_by(lambda: KeepsOutput.apply(torch.ones(LARGE, requires_grad=True)))
     (hooked,) = left_by(lambda: Hooked(lambda module: module))
 
     assert (on_ctx.evidence["bytes"], on_ctx.evidence["indirect_bytes"]) == (4 * LARGE, 4 * LARGE)

@@ -115,12 +115,12 @@ def test_garbage_shows_its_cycle():
 
 
 def test_garbage_through_c_shows_its_cycle():
-    from tests.situations import OnContext
+    from tests.helpers import KeepsOutput
 
     gc.collect()
     gc.disable()
     try:
-        y = OnContext.apply(torch.ones(3, requires_grad=True))
+        y = KeepsOutput.apply(torch.ones(3, requires_grad=True))
         watched = watched_by([y])
         del y
         _, answers, _, _ = C.find_holders(watched, NOBODY)
