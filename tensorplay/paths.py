@@ -7,6 +7,7 @@ Runs no code of the objects on the way.
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import gc
 import re
@@ -316,7 +317,7 @@ def _of_object(place: _Place, kind: str, obj: Any, word: str, what: Any) -> _Pla
     if is_array_class(type(parent)) and word == "nth":  # the elements come behind the lender
         return place.then(f".flat[{what - 1}]" if what else ".base", kind, obj)
     if class_name(type(parent)) in _PASSED:
-        return place.then("", kind, obj)
+        return place.then(_variable_of_context(parent, what), kind, obj)
     if type(obj) is dict and (derives(type(parent), threading.local) or derives(type(parent), _CACHED)):
         return place.then("", kind, obj)
     if type(obj) is dict and _is_namespace(parent, obj):
@@ -325,6 +326,13 @@ def _of_object(place: _Place, kind: str, obj: Any, word: str, what: Any) -> _Pla
     if name in {f".{table}" for table in _TABLES} and type(obj) is dict:
         return place.then("", kind, obj, names=True)
     return place.then(f" → {_what(obj)}" if name is None else name, kind, obj)
+
+
+def _variable_of_context(node: Any, number: Any) -> str:
+    """Answer the name of the context variable whose value a node of a context's tree refers to, if it is one."""
+    shown = gc.get_referents(node)  # from the last to the first: each value before its variable
+    behind = shown[number + 1] if type(number) is int and number + 1 < len(shown) else None
+    return f" {behind.name}" if type(behind) is contextvars.ContextVar else ""
 
 
 def _is_namespace(parent: Any, child: dict[Any, Any]) -> bool:

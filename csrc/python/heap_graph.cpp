@@ -437,8 +437,9 @@ void HeapGraph::expand_object(Vertex vertex, PyObject* object) {
     case Class::kAsk:
       // An executing frame's object, which on Python 3.10 shows what the frame's own vertex does.
       if (is_executing(object)) return;
-      if (const auto found = generators_.find(object); found != generators_.end()) {
-        return traverse_executing(vertex, object, frames_[found->second]);
+      if (!generators_.empty()) {
+        const auto found = generators_.find(object);
+        if (found != generators_.end()) return traverse_executing(vertex, object, frames_[found->second]);
       }
       return traverse(vertex, object);
     case Class::kLeaf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
 import gc
 import json
 import re
@@ -358,3 +359,13 @@ def test_what_holds_a_layer_below_is_called_so(make, words):
     assert words in str(tensorplay.who_holds(x))
     assert held is not None
     assert repr(tensorplay.who_holds(x)).startswith("<tensorplay.HoldersReport: x, ")
+
+
+def test_a_context_variable_is_named():
+    rate, other = contextvars.ContextVar[Any]("rate"), contextvars.ContextVar[Any]("other")
+    x, y = torch.ones(3), torch.ones(4)
+    context = contextvars.copy_context()
+    context.run(rate.set, [x])
+    context.run(other.set, y)
+    assert any(path.endswith("context rate[0]") for path in paths(tensorplay.who_holds(x)))
+    assert any(path.endswith("context other") for path in paths(tensorplay.who_holds(y)))
