@@ -58,6 +58,10 @@ SIGNATURES = {
         "tuple[list[HeapEntry], list[tuple[int, list[tuple[int, HeapLink]], int, str, HeapCycle]], int, int]"
     ),
     "find_owners": "(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]",
+    "check_graph": (
+        "(roots: Sequence[object], /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], "
+        "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int, SavedSum]]]"
+    ),
     "find_storages": (
         "(own: str, known: memoryview | bytes | None = None, apart: tuple[type, ...] = (), "
         "indexed: tuple[type, ...] = (), /) -> "
@@ -113,6 +117,8 @@ def native_stubs() -> str:
         "",
         "FrameLocals: TypeAlias = tuple[str, str, int, list[tuple[str, Any]]]",
         "HeapLink: TypeAlias = tuple[str, Any] | None",
+        "SavedSum: TypeAlias = tuple[int, int, int, int, int]",
+        "SavedAt: TypeAlias = tuple[str, int, str, int | None, int, TensorRecord | None, int]",
         "HeapEntry: TypeAlias = tuple[str, Any, int | None, Any, HeapLink, int]",
         "HeapReference: TypeAlias = tuple[int, HeapLink, int]",
         "HeapCycle: TypeAlias = tuple[list[HeapReference], list[HeapReference]] | None",

@@ -22,6 +22,7 @@ _PUBLIC = {
     "TensorRecord": "layers",
     "Verdict": "reports",
     "check": "inspection",
+    "check_graph": "graph",
     "compare": "comparison",
     "inspect": "inspection",
     "inspect_data_ptr": "inspection",
@@ -32,6 +33,7 @@ _PUBLIC = {
     "list_shared_storages": "sharing",
     "recommend_fix": "fixes",
     "record_views": "views",
+    "saved_for_backward": "graph",
     "show_view_chain": "views",
     "snapshot": "leaks",
     "verify_data_ptr_consistency": "inspection",
@@ -51,6 +53,7 @@ __all__ = [
     "TensorRecord",
     "Verdict",
     "check",
+    "check_graph",
     "compare",
     "inspect",
     "inspect_data_ptr",
@@ -61,6 +64,7 @@ __all__ = [
     "list_shared_storages",
     "recommend_fix",
     "record_views",
+    "saved_for_backward",
     "show_view_chain",
     "snapshot",
     "verify_data_ptr_consistency",
@@ -72,6 +76,7 @@ if TYPE_CHECKING:
     from tensorplay.comparison import compare
     from tensorplay.errors import InconsistentTensor, LeakFound, LoadError, TargetError, TensorPlayError, UnknownCode
     from tensorplay.fixes import recommend_fix
+    from tensorplay.graph import check_graph, saved_for_backward
     from tensorplay.holders import who_holds
     from tensorplay.inspection import (
         check,

@@ -17,6 +17,7 @@ import torch
 from torch._C._dynamo import eval_frame
 
 from tensorplay.arrays import owner_of, producer_of, read_array
+from tensorplay.backward import Graph
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name
 from tensorplay.differences import Held, changes_between, compared
@@ -27,7 +28,7 @@ from tensorplay.rules.foreign import NotMapped
 from tensorplay.rules.registry import SceneRule, record_rules, scene_rules
 from tensorplay.scene import Lent, Scene
 from tensorplay.selection import Selection, lenient_config, select_findings
-from tensorplay.walk import find_tensors, is_parameter
+from tensorplay.walk import Place, find_tensors, is_parameter
 from tensorplay.words import bytes_text
 
 __all__ = [
@@ -204,7 +205,7 @@ def check_at(
         named = [(name or (caller.argument("objs") if caller else "objs"), objs)]
     found = _read_all(named, max_tensors, grads=grads, lenders=True, root_refs=root_refs)
     reads, lent, beside = found.reads, found.arrays, found.beside
-    scene = Scene(reads, lent, found.repeated_modules, found.modules, found.errors)
+    scene = Scene(reads, lent, found.repeated_modules, found.modules, found.errors, found.graph)
     findings = [*_explain(_suspects(reads)), *_explain_scene(scene, scene_rules())]
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
     beside["unread"] += tuple(scene.unread)
@@ -407,6 +408,7 @@ class _Reads(NamedTuple):
     repeated_modules: list[list[str]]
     modules: dict[str, int]
     errors: list[tuple[str, BaseException]]
+    graph: Graph | None
 
 
 def _read_all(
@@ -427,7 +429,18 @@ def _read_all(
     ]
     cut = Truncated(max_tensors=max_tensors) if found.cut else None
     beside = {"truncated": cut, "unread": tuple(found.unread)}
-    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors)
+    graph = _graph_behind(found.places, reads) if lenders else None
+    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors, graph)
+
+
+def _graph_behind(places: Sequence[Place], reads: Sequence[Read]) -> Graph | None:
+    """Read the graph behind the tensors that have one."""
+    roots = [
+        (place.path, place.tensor)
+        for place, read in zip(places, reads, strict=True)
+        if place.tensor is not None and read.record.impl.grad_fn is not None
+    ]
+    return Graph.of(roots, ((read.name, read.record) for read in reads)) if roots else None
 
 
 def report_of(

@@ -20,6 +20,7 @@ __all__ = [
     "Document",
     "Extent",
     "Finding",
+    "GraphSummary",
     "Held",
     "Holder",
     "ImplLayer",
@@ -27,6 +28,8 @@ __all__ = [
     "Ledger",
     "Provenance",
     "PythonLayer",
+    "SavedSum",
+    "SavedTensor",
     "Severity",
     "SharedMember",
     "SharedMemory",
@@ -762,6 +765,85 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """How the bytes went over the steps, where steps were marked."""
 
 
+class SavedSum(msgspec.Struct, frozen=True, kw_only=True):
+    """What some nodes saved for backward."""
+
+    name: str
+    """Their kind, or the module whose parameter they work with."""
+    nodes: int
+    """How many there are."""
+    saved: int
+    """Tensors that they saved; one saved twice counts twice."""
+    storages: int
+    """Storages that backward alone needs, each counted where it was met first; not those of parameters."""
+    nbytes: int
+    """Bytes of these."""
+    packed: int
+    """Saved tensors that a hook packed: how many bytes it keeps is not known."""
+
+
+class GraphSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The graph behind some tensors, before backward."""
+
+    roots: tuple[str, ...]
+    """What they are called."""
+    nodes: int
+    """Nodes."""
+    saved: int
+    """Tensors saved; one saved twice counts twice."""
+    activations_held: int
+    """Storages that were saved and are none of a leaf's."""
+    activation_bytes_held: int
+    """Their bytes."""
+    parameter_storages: int
+    """Storages of leaves that were saved: they would be there anyway."""
+    parameter_bytes: int
+    """Their bytes."""
+    packed: int
+    """Saved tensors that a hook packed: how many bytes it keeps is not known."""
+    busy: int
+    """Nodes that another thread held, as while backward runs: what they saved is not counted."""
+    written: int
+    """Saved tensors whose version moved since: backward will raise."""
+    released: int
+    """Saved tensors that a backward gave back: a second one will raise."""
+    memoryless: int
+    """Saved tensors whose storage has no memory now."""
+    by_kind: tuple[SavedSum, ...]
+    """The same by the kind of the node; the most bytes first."""
+    by_module: tuple[SavedSum, ...]
+    """By the module whose parameter a node works with, directly or through a node of one input: inferred."""
+
+
+class SavedTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that a node saved for backward."""
+
+    held_by: str
+    """Node and argument, as PyTorch calls the attribute: ``ExpBackward0._saved_result``."""
+    node: int
+    """Address of the node."""
+    state: Literal["held", "packed_by_hook", "released"]
+    """Whether it is there; packed by a hook, n bytes unknown; given back."""
+    expected_version: int | None
+    """Its version when it was saved."""
+    version: int | None
+    """Its version now."""
+    name: str | None
+    """What Python calls it; None where no path was found."""
+    in_python: bool
+    """Whether a Python object stands for it: the garbage collector sees none of the others."""
+    dtype: str | None
+    """Data type."""
+    shape: tuple[int | str, ...] | None
+    """Sizes."""
+    storage: int | None
+    """Address of its storage."""
+    held_bytes: int | None
+    """Bytes of that storage."""
+    also_held_by: tuple[str, ...] = ()
+    """Other nodes that saved a tensor over the same storage."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -822,6 +904,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Who keeps objects alive, where who_holds() asked."""
     growth: Growth | None = None
     """What came and went between two moments, where leak_check() or a snapshot asked."""
+    graph: GraphSummary | None = None
+    """The graph behind some tensors, where check_graph() or saved_for_backward() asked."""
+    saved: tuple[SavedTensor, ...] = ()
+    """What was saved for backward, where saved_for_backward() asked; the largest first."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

@@ -20,6 +20,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.arrays import Owner
+from tensorplay.backward import Graph
 from tensorplay.failures import KeptError, kept_errors
 from tensorplay.layers import WITH_MEMORY, ArrayRecord, TensorRecord, Unread
 from tensorplay.live import Live, LiveTensor, Owners, find_owners
@@ -137,6 +138,7 @@ class Scene:
         repeated_modules: Sequence[Sequence[str]] = (),
         modules: dict[str, int] | None = None,
         errors: Sequence[tuple[str, BaseException]] = (),
+        graph: Graph | None = None,
     ) -> None:
         self.reads = reads
         self.arrays = arrays
@@ -146,6 +148,8 @@ class Scene:
         """Number of the module at each path that leads to one."""
         self.errors = errors
         """The exceptions among the objects, with their paths."""
+        self.graph = graph
+        """The graph behind the objects, where there is one."""
         self.unread: list[Unread] = []
         self._mappings: dict[tuple[int, int], list[Mapping]] | None = None
 

@@ -7,11 +7,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <mutex>
-#include <unordered_set>
 #include <utility>
 
 #define TENSORPLAY_COMPAT_GRAPH
 #include "../compat.h"
+#include "pointer_set.h"
 #include "read.h"
 
 namespace tensorplay {
@@ -92,11 +92,11 @@ SavedFacts read_saved(const torch::autograd::SavedVariable& variable) {
 }
 
 void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor) {
-  std::unordered_set<const Node*> seen;
+  PointerSet seen;
   std::vector<Step> open;
   std::vector<SavedSlot> slots;
   const auto push = [&](const Node* node, size_t root) {
-    if (node != nullptr && seen.insert(node).second) open.push_back({node, root});
+    if (node != nullptr && seen.insert(node)) open.push_back({node, root});
   };
   // Behind gradients: another thread may replace one meanwhile.
   std::vector<NodeOwner> owned;
@@ -120,8 +120,8 @@ void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, Grap
         visitor.visit(*step.node, step.root, slots, !lock.owns_lock());
         if (lock.owns_lock()) {
           // An in-place write on a view: the operator's own node is inside.
-          if (const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(step.node)) {
-            push(slices->fn.get(), step.root);
+          if (typeid(*step.node) == typeid(torch::autograd::CopySlices)) {
+            push(static_cast<const torch::autograd::CopySlices&>(*step.node).fn.get(), step.root);
           }
           if (const at::TensorBase* leaf = leaf_of(*step.node); leaf != nullptr && leaf->defined()) {
             push_owned(gradient_fn_of(*leaf->unsafeGetTensorImpl()), step.root);
@@ -139,8 +139,9 @@ const Node* grad_fn_of(const c10::TensorImpl& impl) {
 }
 
 const at::TensorBase* leaf_of(const Node& node) {
-  const auto* accumulate = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node);
-  return accumulate == nullptr ? nullptr : &accumulate->variable;
+  // Its very class: a cast to it would cost as much as all else of a node.
+  if (typeid(node) != typeid(torch::autograd::AccumulateGrad)) return nullptr;
+  return &static_cast<const torch::autograd::AccumulateGrad&>(node).variable;
 }
 
 std::optional<ViewFacts> view_of(const c10::TensorImpl& impl) {

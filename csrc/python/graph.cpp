@@ -3,9 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/node.h>
 
+#include <algorithm>
+#include <string>
 #include <unordered_set>
 
 #include "../core/graph.h"
+#include "../core/graph_check.h"
 #include "../core/read.h"
 #include "call.h"
 #include "graph.h"
@@ -140,6 +143,25 @@ bool read_roots(PyObject* sequence, std::vector<GraphRoot>& out, SavedList& save
   return PyErr_Occurred() == nullptr;
 }
 
+bool read_graph_roots(PyObject* sequence, std::vector<GraphRoot>& out) {
+  PyObject* fast = PySequence_Fast(sequence, "check_graph() takes a sequence of tensors and nodes");
+  if (fast == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
+    PyObject* root = PySequence_Fast_GET_ITEM(fast, i);
+    if (const at::Tensor* tensor = unpack_tensor(root)) {
+      out.push_back({nullptr, tensor->unsafeGetTensorImpl()});
+    } else if (is_node_class(Py_TYPE(root))) {
+      out.push_back({unpack_node(root), nullptr});
+    } else {
+      PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or a node of autograd, got %.200s",
+                   Py_TYPE(root)->tp_name);
+      break;
+    }
+  }
+  Py_DECREF(fast);
+  return PyErr_Occurred() == nullptr;
+}
+
 PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!need_arguments(count, 1, 3, "saved_tensors(roots, sharing_counter_with=None, storages=None)")) {
     return nullptr;
@@ -168,6 +190,66 @@ PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     return Py_BuildValue("(Nnn)", list, static_cast<Py_ssize_t>(saved.nodes()),
                          static_cast<Py_ssize_t>(saved.busy()));
+  });
+}
+
+std::string plain_name(const Node& node) {
+  try {
+    return node.name();
+  } catch (const std::exception&) {  // a Python function whose class raises when asked
+    PyErr_Clear();
+    return c10::demangle(typeid(node).name());
+  }
+}
+
+// (nodes, slots, storages, nbytes, packed)
+PyObject* sum_of(const SavedSum& sum) {
+  const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
+  return Py_BuildValue("KKKKK", number(sum.nodes), number(sum.slots), number(sum.storages),
+                       number(sum.nbytes), number(sum.packed));
+}
+
+// (node, address, argument, index, expected_version, record, root) of the first ones.
+PyObject* list_of(const std::vector<SavedAt>& all) {
+  constexpr size_t kMost = 1000;
+  PyObject* list = PyList_New(0);
+  for (size_t i = 0; list != nullptr && i < std::min(all.size(), kMost); ++i) {
+    const SavedAt& at = all[i];
+    PyObject* entry = Py_BuildValue("(NNNNINn)", node_name(*at.node), address(at.node), text(at.argument),
+                                    at.index < 0 ? none() : integer(at.index), at.expected_version,
+                                    at.tensor == nullptr ? none() : record_of(*at.tensor),
+                                    static_cast<Py_ssize_t>(at.root));
+    if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
+    Py_XDECREF(entry);
+  }
+  return list;
+}
+
+template <class Key, class Make>
+PyObject* sums_of(const std::vector<std::pair<Key, SavedSum>>& all, Make make_key) {
+  PyObject* list = PyList_New(0);
+  for (const auto& [key, sum] : all) {
+    PyObject* entry = list == nullptr ? nullptr : Py_BuildValue("(NN)", make_key(key), sum_of(sum));
+    if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
+    Py_XDECREF(entry);
+  }
+  return list;
+}
+
+PyObject* check_graph(PyObject*, PyObject* roots_given) {
+  return guarded([&]() -> PyObject* {
+    std::vector<GraphRoot> roots;
+    if (!read_graph_roots(roots_given, roots)) return nullptr;
+    GraphCheck check(plain_name);
+    walk_graph(roots, saved_by_python, check);
+    check.finish();
+    const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
+    return Py_BuildValue("(NKKKKKKNNNNN)", sum_of(check.total), number(check.busy),
+                         number(check.leaf_storages), number(check.leaf_nbytes), number(check.written.size()),
+                         number(check.released.size()), number(check.memoryless.size()),
+                         list_of(check.written), list_of(check.released), list_of(check.memoryless),
+                         sums_of(check.by_kind, [](const std::string& name) { return text(name); }),
+                         sums_of(check.by_leaf, [](const c10::TensorImpl* leaf) { return address(leaf); }));
   });
 }
 
@@ -232,6 +314,16 @@ PyMethodDef methods[] = {
      "some tensors and nodes saved for backward: a list of (node, address, argument, index, state, "
      "expected_version, record, root), "
      "the number of nodes, and of those another thread held."},
+    {"check_graph", check_graph, METH_O,
+     "check_graph(roots, /)\n--\n\nLook at the graphs behind some tensors and nodes: the sum of what they "
+     "saved "
+     "(nodes, slots, storages, nbytes, packed by hooks) beside what leaves have; busy nodes; storages and "
+     "bytes of "
+     "leaves that were saved; how many slots were written since, given back, left without memory, and the "
+     "first of "
+     "each as (node, address, argument, index, expected_version, record, root); the sums by kind of node, "
+     "and by the "
+     "address of the leaf that a node works with."},
     {"view_nodes", view_nodes, METH_O,
      "view_nodes(tensor, /)\n--\n\nAnswer (node, output, arguments, shape) of each node from a view's base "
      "to "

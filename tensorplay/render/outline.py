@@ -20,6 +20,7 @@ from tensorplay.layers import (
 )
 from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows, checkpoint, totals
+from tensorplay.render.graph import graph, graph_summary, saved
 from tensorplay.render.growth import growth, growth_summary
 from tensorplay.render.holders import holders, holders_summary
 from tensorplay.render.parts import Phrase, Table
@@ -42,7 +43,7 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing", "holders", "growth")
+_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -240,6 +241,8 @@ class _Writer:
                 *(self.sharing() if document.focus == "sharing" else ()),
                 *holders(document.held),
                 *(() if document.growth is None else growth(document.growth)),
+                *(() if document.graph is None else graph(document.graph)),
+                *saved(document.saved),
             ),
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
@@ -613,8 +616,9 @@ class _Writer:
         if document.focus == "holders":
             yield from holders_summary(document.held)
             return
-        if document.growth is not None:
-            yield from growth_summary(document.growth)
+        if document.growth is not None or document.graph is not None:
+            yield from () if document.growth is None else growth_summary(document.growth)
+            yield from () if document.graph is None else graph_summary(document.graph)
             yield Phrase(": ")
         else:
             yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
@@ -624,7 +628,8 @@ class _Writer:
             if number:
                 yield Phrase(", ")
             yield phrase
-        if not found and not document.records and not document.arrays and document.growth is None:
+        has_part = document.growth is not None or document.graph is not None
+        if not found and not document.records and not document.arrays and not has_part:
             yield Phrase("nothing was checked", "attention")
         elif not found:
             yield Phrase("no findings", "good")

@@ -16,6 +16,7 @@ from tensorplay.errors import UnknownCode
 from tensorplay.layers import Finding, Severity, TensorRecord, Where
 
 if TYPE_CHECKING:
+    from tensorplay.backward import Graph
     from tensorplay.growth import Surge
     from tensorplay.scene import Scene
 
@@ -26,12 +27,14 @@ else:
 
 __all__ = [
     "CodeEntry",
+    "GraphRule",
     "LeakRule",
     "Rule",
     "SceneRule",
     "all_codes",
     "check_selectors",
     "code_entry",
+    "graph_rules",
     "leak_rules",
     "load_rule",
     "record_rules",
@@ -125,6 +128,17 @@ class LeakRule(_Coded):
         raise NotImplementedError
 
 
+class GraphRule(_Coded):
+    """A rule over the graph behind some tensors.
+
+    check_graph() asks it. The docstring is the rule's page, as for Rule.
+    """
+
+    def in_graph(self, graph: Graph) -> Iterator[Finding]:
+        """Explain what backward would stumble over, one finding a cause."""
+        raise NotImplementedError
+
+
 @functools.cache
 def _table() -> dict[str, CodeEntry]:
     text = resources.files("tensorplay.rules").joinpath("codes.toml").read_text(encoding="utf-8")
@@ -149,10 +163,10 @@ def code_entry(code: str) -> CodeEntry:
 
 
 @functools.cache
-def load_rule(code: str) -> Rule | SceneRule | LeakRule:
+def load_rule(code: str) -> _Coded:
     """Import a code's rule."""
     module, _, name = code_entry(code).rule.partition(":")
-    rule = cast("type[Rule] | type[SceneRule] | type[LeakRule]", getattr(importlib.import_module(module), name))
+    rule = cast("type[_Coded]", getattr(importlib.import_module(module), name))
     if rule.code != code:
         raise RuntimeError(f"codes.toml names {rule.__qualname__} for {code}, the rule says {rule.code}")
     return rule()
@@ -174,6 +188,12 @@ def scene_rules() -> tuple[SceneRule, ...]:
 def leak_rules() -> tuple[LeakRule, ...]:
     """Answer the rules that leak_check() runs."""
     return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), LeakRule))
+
+
+@functools.cache
+def graph_rules() -> tuple[GraphRule, ...]:
+    """Answer the rules that check_graph() runs."""
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), GraphRule))
 
 
 _PAGES = "docs/reference/rules in the TensorPlay checkout"

@@ -15,6 +15,7 @@ from tensorplay.rules.registry import (
     all_codes,
     check_selectors,
     code_entry,
+    graph_rules,
     leak_rules,
     load_rule,
     record_rules,
@@ -42,6 +43,9 @@ class Asked:
 
     def check(self, objs):
         self.answers.append(tp.check(objs))
+
+    def check_graph(self, loss):
+        self.answers.append(tp.check_graph(loss))
 
 
 def found_in_example(code: str, section: str) -> list[str]:
@@ -77,7 +81,7 @@ def test_registry_and_rule_agree(code):
     rule = load_rule(code)
 
     assert rule.code == code
-    assert rule in record_rules() or rule in scene_rules() or rule in leak_rules()
+    assert any(rule in rules() for rules in (record_rules, scene_rules, leak_rules, graph_rules))
     assert code_entry(code).severity in ("error", "warning", "info")
     assert (type(rule).__doc__ or "").splitlines()[0].endswith(".")
 

@@ -1,0 +1,124 @@
+#include "graph_check.h"
+
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <typeinfo>
+
+#include "owners.h"
+#include "read.h"
+
+namespace tensorplay {
+namespace {
+
+using torch::autograd::Node;
+
+// Between an operator and its weight lie at most so many nodes of one input: a transpose, a cast, a view.
+constexpr int kMostBetween = 4;
+
+// The first leaf that a node works with, directly or through nodes of one input; null for none.
+const c10::TensorImpl* leaf_behind(const Node& node) {
+  for (const torch::autograd::Edge& edge : node.next_edges()) {
+    const Node* next = edge.function.get();
+    for (int step = 0; next != nullptr && step < kMostBetween; ++step) {
+      if (const at::TensorBase* leaf = leaf_of(*next))
+        return leaf->defined() ? leaf->unsafeGetTensorImpl() : nullptr;
+      next = next->num_outputs() == 1 ? next->next_edge(0).function.get() : nullptr;
+    }
+  }
+  return nullptr;
+}
+
+// Whether the tensor has elements to read and no memory to read them from, where its kind has memory at all.
+bool lacks_memory(const c10::TensorImpl& impl) {
+  const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || typeid(impl) != typeid(c10::TensorImpl)) return false;
+  TensorFacts facts;
+  read_tensor(impl, facts);
+  return facts.kind == Kind::kStrided && facts.data.pointer == nullptr && facts.impl.numel != 0;
+}
+
+}  // namespace
+
+size_t GraphCheck::kind_of(const Node& node) {
+  const bool own_name = is_python_node(typeid(node));
+  if (!own_name) {
+    const auto found = kinds_.find(&typeid(node));
+    if (found != kinds_.end()) return found->second;
+  }
+  std::string name = name_(node);
+  const auto [found, is_new] = kinds_by_name_.try_emplace(name, by_kind.size());
+  if (is_new) by_kind.emplace_back(std::move(name), SavedSum());
+  if (!own_name) kinds_.emplace(&typeid(node), found->second);
+  return found->second;
+}
+
+size_t GraphCheck::leaf_number(const Node& node) {
+  const auto [found, is_new] = leaves_.try_emplace(leaf_behind(node), by_leaf.size());
+  if (is_new) by_leaf.emplace_back(found->first, SavedSum());
+  return found->second;
+}
+
+void GraphCheck::add_storage(const c10::TensorImpl& impl, size_t kind, size_t leaf) {
+  const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  if (storage != nullptr && seen_.insert(storage)) storages_.push_back({storage, kind, leaf});
+}
+
+void GraphCheck::visit(const Node& node, size_t root, std::span<const SavedSlot> slots, bool is_busy) {
+  ++total.nodes;
+  busy += is_busy ? 1 : 0;
+  const size_t kind = kind_of(node);
+  ++by_kind[kind].second.nodes;
+  if (const at::TensorBase* leaf = leaf_of(node); leaf != nullptr && leaf->defined()) {
+    if (const auto* storage = leaf->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
+      of_leaves_.insert(storage);
+    }
+    return;
+  }
+  const size_t leaf = leaf_number(node);
+  SavedSum* const sums[] = {&total, &by_kind[kind].second, &by_leaf[leaf].second};
+  ++by_leaf[leaf].second.nodes;
+  for (const SavedSlot& slot : slots) {
+    const SavedFacts saved = read_saved(*slot.variable);
+    if (saved.state == SlotState::kNothing) continue;
+    for (SavedSum* sum : sums) ++sum->slots;
+    const SavedAt at{&node, slot.argument, slot.index, saved.tensor, saved.expected_version, root};
+    switch (saved.state) {
+      case SlotState::kReleased:
+        released.push_back(at);
+        break;
+      case SlotState::kPackedByHook:
+        for (SavedSum* sum : sums) ++sum->packed;
+        break;
+      case SlotState::kHeld: {
+        const c10::TensorImpl& impl = *saved.tensor->unsafeGetTensorImpl();
+        if (version_counter_of(impl) != nullptr &&
+            impl.version_counter().current_version() != saved.expected_version) {
+          written.push_back(at);
+        }
+        if (lacks_memory(impl)) memoryless.push_back(at);
+        add_storage(impl, kind, leaf);
+        break;
+      }
+      case SlotState::kNothing:
+        break;
+    }
+  }
+}
+
+void GraphCheck::finish() {
+  for (const Storage& one : storages_) {
+    const auto nbytes = static_cast<uint64_t>(nbytes_of(*one.storage).value_or(0));
+    if (of_leaves_.contains(one.storage)) {
+      ++leaf_storages;
+      leaf_nbytes += nbytes;
+      continue;
+    }
+    for (SavedSum* sum : {&total, &by_kind[one.kind].second, &by_leaf[one.leaf].second}) {
+      ++sum->storages;
+      sum->nbytes += nbytes;
+    }
+  }
+}
+
+}  // namespace tensorplay

@@ -1,0 +1,151 @@
+"""What backward would meet in the graph behind some tensors: read before it runs, and without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tensorplay._native import C
+from tensorplay.layers import GraphSummary, SavedSum
+
+__all__ = ["Graph", "SavedAt", "slot_text"]
+
+_NO_MODULE = "no parameters"
+
+
+class SavedAt(NamedTuple):
+    """A tensor that a node saved for backward; refers to neither."""
+
+    node: str
+    address: int
+    """Of the node."""
+    argument: str
+    number: int | None
+    """In a list of tensors."""
+    expected_version: int
+    record: Any
+    """What was read of the tensor; None where it is given back."""
+    root: int
+    """Number of the root that leads there."""
+
+    @property
+    def slot(self) -> str:
+        """The argument, with its index in a list."""
+        return slot_text(self.argument, self.number)
+
+
+def slot_text(argument: str, index: int | None) -> str:
+    """Name a place for a saved tensor: ``self``, ``tensors[1]``."""
+    return argument if index is None else f"{argument}[{index}]"
+
+
+class Graph(NamedTuple):
+    """The graph behind some tensors, in numbers, and what in it backward would stumble over."""
+
+    roots: tuple[str, ...]
+    total: SavedSum
+    busy: int
+    leaf_storages: int
+    leaf_nbytes: int
+    counts: tuple[int, int, int]
+    """How many slots were written since they were saved, are given back, have no memory."""
+    written: list[SavedAt]
+    released: list[SavedAt]
+    memoryless: list[SavedAt]
+    by_kind: list[SavedSum]
+    by_leaf: list[tuple[int | None, SavedSum]]
+    names: dict[int, str]
+    """What tensors are called, by the address of their TensorImpl."""
+    counters: dict[int, str]
+    """The same, by their version counter: a view shares its base's."""
+
+    @classmethod
+    def of(cls, named: Sequence[tuple[str, Any]], known: Iterable[tuple[str, Any]]) -> Graph:
+        """Read the graph behind some tensors and nodes.
+
+        Args:
+            named: the roots, with their names.
+            known: paths and native records of tensors that can be named.
+        """
+        answer = C.check_graph([root for _, root in named])
+        total, busy, leaf_storages, leaf_nbytes, *counts, written, released, memoryless, by_kind, by_leaf = answer
+        names: dict[int, str] = {}
+        counters: dict[int, str] = {}
+        for path, record in known:
+            names.setdefault(record.impl.address, path)
+            if record.impl.version_counter is not None:
+                counters.setdefault(record.impl.version_counter, path)
+        return cls(
+            roots=tuple(name for name, _ in named),
+            total=_sum("all", total),
+            busy=busy,
+            leaf_storages=leaf_storages,
+            leaf_nbytes=leaf_nbytes,
+            counts=(counts[0], counts[1], counts[2]),
+            written=[SavedAt(*entry) for entry in written],
+            released=[SavedAt(*entry) for entry in released],
+            memoryless=[SavedAt(*entry) for entry in memoryless],
+            by_kind=[_sum(name.rpartition("::")[2], numbers) for name, numbers in by_kind],
+            by_leaf=[(leaf, _sum("", numbers)) for leaf, numbers in by_leaf],
+            names=names,
+            counters=counters,
+        )
+
+    def name_of(self, record: Any) -> str | None:
+        """Answer what a saved tensor is called, or one that shares its version counter."""
+        found = self.names.get(record.impl.address)
+        if found is None and record.impl.version_counter is not None:
+            found = self.counters.get(record.impl.version_counter)
+        return found
+
+    def summary(self) -> GraphSummary:
+        """Answer it as plain data."""
+        return GraphSummary(
+            roots=self.roots,
+            nodes=self.total.nodes,
+            saved=self.total.saved,
+            activations_held=self.total.storages,
+            activation_bytes_held=self.total.nbytes,
+            parameter_storages=self.leaf_storages,
+            parameter_bytes=self.leaf_nbytes,
+            packed=self.total.packed,
+            busy=self.busy,
+            written=self.counts[0],
+            released=self.counts[1],
+            memoryless=self.counts[2],
+            by_kind=tuple(sorted((one for one in self.by_kind if one.saved), key=_rank)),
+            by_module=self._by_module(),
+        )
+
+    def _by_module(self) -> tuple[SavedSum, ...]:
+        found: dict[str, list[SavedSum]] = {}
+        for leaf, numbers in self.by_leaf:
+            path = None if leaf is None else self.names.get(leaf)
+            module = _NO_MODULE if leaf is None else "not named" if path is None else _module_of(path)
+            found.setdefault(module, []).append(numbers)
+        sums = (_added(name, members) for name, members in found.items())
+        return tuple(sorted((one for one in sums if one.saved), key=_rank))
+
+
+def _module_of(path: str) -> str:
+    return path.rpartition(".")[0] or path
+
+
+def _rank(one: SavedSum) -> tuple[int, int, str]:
+    return (-one.nbytes, -one.saved, one.name)
+
+
+def _sum(name: str, numbers: tuple[int, int, int, int, int]) -> SavedSum:
+    nodes, saved, storages, nbytes, packed = numbers
+    return SavedSum(name=name, nodes=nodes, saved=saved, storages=storages, nbytes=nbytes, packed=packed)
+
+
+def _added(name: str, members: Sequence[SavedSum]) -> SavedSum:
+    return SavedSum(
+        name=name,
+        nodes=sum(one.nodes for one in members),
+        saved=sum(one.saved for one in members),
+        storages=sum(one.storages for one in members),
+        nbytes=sum(one.nbytes for one in members),
+        packed=sum(one.packed for one in members),
+    )
