@@ -60,7 +60,8 @@ SIGNATURES = {
     "find_owners": "(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]",
     "check_graph": (
         "(roots: Sequence[object], /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], "
-        "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int, SavedSum]]]"
+        "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], "
+        "list[tuple[int, int, int, bool]], list[int]]"
     ),
     "find_storages": (
         "(own: str, known: memoryview | bytes | None = None, apart: tuple[type, ...] = (), "

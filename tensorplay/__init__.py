@@ -24,6 +24,7 @@ _PUBLIC = {
     "check": "inspection",
     "check_graph": "graph",
     "compare": "comparison",
+    "guard_backward": "graph",
     "inspect": "inspection",
     "inspect_data_ptr": "inspection",
     "inspect_storage_device": "inspection",
@@ -55,6 +56,7 @@ __all__ = [
     "check",
     "check_graph",
     "compare",
+    "guard_backward",
     "inspect",
     "inspect_data_ptr",
     "inspect_storage_device",
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from tensorplay.comparison import compare
     from tensorplay.errors import InconsistentTensor, LeakFound, LoadError, TargetError, TensorPlayError, UnknownCode
     from tensorplay.fixes import recommend_fix
-    from tensorplay.graph import check_graph, saved_for_backward
+    from tensorplay.graph import check_graph, guard_backward, saved_for_backward
     from tensorplay.holders import who_holds
     from tensorplay.inspection import (
         check,

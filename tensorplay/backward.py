@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tensorplay._native import C
 from tensorplay.layers import GraphSummary, SavedSum
 
-__all__ = ["Graph", "SavedAt", "slot_text"]
+__all__ = ["Accumulation", "Graph", "SavedAt", "slot_text"]
 
 _NO_MODULE = "no parameters"
 
@@ -39,6 +39,22 @@ def slot_text(argument: str, index: int | None) -> str:
     return argument if index is None else f"{argument}[{index}]"
 
 
+class Accumulation(NamedTuple):
+    """A scalar that scalars of one kind were added up in, each with a graph of its own."""
+
+    root: int
+    terms: int
+    released: int
+    """Terms that a backward ran through already."""
+    weights_moved: bool
+    """Whether a leaf was saved at different versions: an optimizer's step lies between."""
+
+    @property
+    def spans_steps(self) -> bool:
+        """Whether it is proven that the terms come from several steps."""
+        return self.released > 0 or self.weights_moved
+
+
 class Graph(NamedTuple):
     """The graph behind some tensors, in numbers, and what in it backward would stumble over."""
 
@@ -54,6 +70,9 @@ class Graph(NamedTuple):
     memoryless: list[SavedAt]
     by_kind: list[SavedSum]
     by_leaf: list[tuple[int | None, SavedSum]]
+    accumulations: list[Accumulation]
+    cycles: list[int]
+    """TensorImpls of leaves whose gradient has a graph that leads back to them."""
     names: dict[int, str]
     """What tensors are called, by the address of their TensorImpl."""
     counters: dict[int, str]
@@ -68,7 +87,8 @@ class Graph(NamedTuple):
             known: paths and native records of tensors that can be named.
         """
         answer = C.check_graph([root for _, root in named])
-        total, busy, leaf_storages, leaf_nbytes, *counts, written, released, memoryless, by_kind, by_leaf = answer
+        total, busy, leaf_storages, leaf_nbytes, *counts = answer[:7]
+        written, released, memoryless, by_kind, by_leaf, accumulations, cycles = answer[7:]
         names: dict[int, str] = {}
         counters: dict[int, str] = {}
         for path, record in known:
@@ -87,6 +107,8 @@ class Graph(NamedTuple):
             memoryless=[SavedAt(*entry) for entry in memoryless],
             by_kind=[_sum(name.rpartition("::")[2], numbers) for name, numbers in by_kind],
             by_leaf=[(leaf, _sum("", numbers)) for leaf, numbers in by_leaf],
+            accumulations=[Accumulation(*entry) for entry in accumulations],
+            cycles=cycles,
             names=names,
             counters=counters,
         )

@@ -37,7 +37,8 @@ _NAMELESS = (
 )
 _ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check", "compare",
            "verify_data_ptr_consistency", "is_safe_view", "recommend_fix", "show_view_chain",
-           "list_shared_storages", "who_holds", "leak_check", "check_graph", "saved_for_backward")  # fmt: skip
+           "list_shared_storages", "who_holds", "leak_check", "check_graph", "saved_for_backward",
+           "guard_backward")  # fmt: skip
 
 
 def _process_start() -> float:

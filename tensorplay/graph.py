@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import ContextDecorator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -15,16 +18,16 @@ from torch import nn
 from tensorplay.backward import Graph, slot_text
 from tensorplay.callers import Caller
 from tensorplay.classes import derives
-from tensorplay.inspection import MAX_TENSORS, named_objects, outside_compiled_code
-from tensorplay.layers import GraphSummary, SavedTensor, Unread
+from tensorplay.inspection import MAX_TENSORS, explained, named_objects, outside_compiled_code
+from tensorplay.layers import Finding, GraphSummary, SavedTensor, Unread
 from tensorplay.live import Live, scope_names
-from tensorplay.reports import Report
+from tensorplay.reports import Read, Report
 from tensorplay.rules.registry import graph_rules
 from tensorplay.selection import lenient_config, select_findings
-from tensorplay.walk import attributes, find_tensors
+from tensorplay.walk import attributes, find_tensors, tracebacks_of, variables_of
 from tensorplay.words import plural
 
-__all__ = ["GraphReport", "check_graph", "saved_for_backward"]
+__all__ = ["GraphReport", "GuardBackward", "check_graph", "guard_backward", "saved_for_backward"]
 
 
 class GraphReport(Report):
@@ -71,6 +74,7 @@ def check_graph(loss: object) -> GraphReport:
     roots = _roots(loss, caller, "check_graph")
     graph = Graph.of(roots, _known(roots))
     findings = [finding for rule in graph_rules() for finding in rule.in_graph(graph)]
+    findings += explained([Read(f"{at.node}._saved_{at.slot}", at.record) for at in graph.memoryless], caller, ())[1]
     selection = select_findings(findings, caller=caller, config=lenient_config(caller))
     return GraphReport(
         [], selection.findings, graph=graph.summary(), unread=_busy(graph.busy), focus="graph", **selection.fields()
@@ -114,6 +118,106 @@ def saved_for_backward(roots: object = None) -> GraphReport:
 
 
 _State = Literal["held", "packed_by_hook", "released"]
+
+
+class GuardBackward(ContextDecorator):
+    """What guard_backward() answers: a context, or a decorator; afterwards it has the report.
+
+    Before an error of backward, ``.report`` is None and ``.findings`` is empty.
+    """
+
+    __slots__ = ("_caller", "report")
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self.report: GraphReport | None = None
+
+    def __enter__(self) -> GuardBackward:
+        self.report = None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, RuntimeError) or not error.args or not any(word in str(error) for word in _ERRORS):
+            return
+        message = str(error)
+        roots = _roots_of(error)
+        graph = Graph.of(roots, _known(roots))
+        # The backward that failed gave back what it went through: what is farthest was given back before.
+        graph = graph._replace(released=graph.released[::-1])
+        code = "TP206" if _ERRORS[0] in message else "TP208"
+        found = [finding for rule in graph_rules() if rule.code == code for finding in rule.in_graph(graph)]
+        found = [finding for finding in found if code != "TP206" or _tells(finding, message)] or found
+        if not found:
+            return
+        selection = select_findings(found, caller=self._caller, config=lenient_config(self._caller))
+        self.report = GraphReport([], selection.findings, graph=graph.summary(), focus="graph", **selection.fields())
+        said = "\n".join(_told(finding) for finding in found)
+        error.args = (f"{message}\n\nTensorPlay: {said}", *error.args[1:])
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, where backward raised."""
+        return () if self.report is None else self.report.findings
+
+    def to_json(self) -> str:
+        """Answer the report as JSON; null where backward raised nothing."""
+        return "null" if self.report is None else self.report.to_json()
+
+
+@outside_compiled_code
+def guard_backward() -> GuardBackward:
+    """Make backward's own errors say which tensor, saved by which node, was written.
+
+    As a context, ``with tp.guard_backward(): loss.backward()``, or a decorator. Where PyTorch raises that a variable
+    was modified by an in-place operation, or that a graph was gone through before, the error gets the node, its
+    argument, both versions, the tensor's name and a way out added to its text, and goes on as it is. Other errors are
+    left alone, and so is all that goes well.
+
+    Returns:
+        The guard, with ``.report``, ``.findings`` and ``.to_json()`` once it has ended.
+
+    Cost: nothing before an error; then as check_graph(). Runs no operator and no hook.
+
+    Source: as for check_graph(); the frames of the error's traceback.
+    """
+    return GuardBackward(Caller.at(sys._getframe(1)))
+
+
+_ERRORS = ("has been modified by an inplace operation", "backward through the graph a second time")
+_VERSIONS = re.compile(r"is at version (\d+); expected version (\d+) instead")
+_ROOT_NAMES = ("self", "tensors", "outputs")
+
+
+def _tells(finding: Finding, message: str) -> bool:
+    """Tell whether a finding is on the very tensor that PyTorch's message is on, by its shape and versions."""
+    versions = _VERSIONS.search(message)
+    shape = str(finding.evidence["shape"])
+    if versions is None or shape not in message:
+        return False
+    now, expected = int(versions[1]), int(versions[2])
+    savers = {saver["saved_version"] for saver in finding.evidence["saved_by"]}
+    return bool(finding.evidence["version_now"] == now and expected in savers)
+
+
+def _told(finding: Finding) -> str:
+    return f"{finding.code} {finding.where.name}: {finding.subject}\n  fix: {finding.fix}"
+
+
+def _roots_of(error: BaseException) -> list[tuple[str, Any]]:
+    """Answer what backward was called on, from PyTorch's own frames in an error's traceback."""
+    found: list[tuple[str, Any]] = []
+    for traceback in tracebacks_of(error):
+        frame = traceback.tb_frame
+        if not frame.f_code.co_filename.startswith(_TORCH_FILES):
+            continue
+        for name, value in variables_of(frame):
+            if name in _ROOT_NAMES:
+                values = value if type(value) in (list, tuple) else (value,)
+                found += [("the loss", root) for root in values if C.is_tensor(root)]
+    return found or [("a live graph", root) for root in Live().roots if type(root) is not _SAVED_ARGUMENT]
+
+
+_TORCH_FILES = str(Path(torch.__file__).parent)
 _SAVED_ARGUMENT = torch._C._autograd.SavedTensor
 
 

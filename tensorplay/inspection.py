@@ -435,11 +435,14 @@ def _read_all(
 
 def _graph_behind(places: Sequence[Place], reads: Sequence[Read]) -> Graph | None:
     """Read the graph behind the tensors that have one."""
-    roots = [
-        (place.path, place.tensor)
-        for place, read in zip(places, reads, strict=True)
-        if place.tensor is not None and read.record.impl.grad_fn is not None
-    ]
+    roots = []
+    owner: tuple[str, Any] = ("", None)
+    for place, read in zip(places, reads, strict=True):
+        if place.tensor is not None:
+            owner = (place.path, place.tensor)
+        # A gradient without a Python object follows the tensor whose it is.
+        if read.record.impl.grad_fn is not None:
+            roots.append(owner)
     return Graph.of(roots, ((read.name, read.record) for read in reads)) if roots else None
 
 

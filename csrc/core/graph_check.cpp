@@ -3,8 +3,13 @@
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
+#include <mutex>
+#include <string_view>
 #include <typeinfo>
 
+#define TENSORPLAY_COMPAT_GRAPH
+#include "../compat.h"
 #include "owners.h"
 #include "read.h"
 
@@ -29,13 +34,56 @@ const c10::TensorImpl* leaf_behind(const Node& node) {
   return nullptr;
 }
 
-// Whether the tensor has elements to read and no memory to read them from, where its kind has memory at all.
+// Whether the tensor has elements to read and not the memory to read them from, where its kind has memory.
 bool lacks_memory(const c10::TensorImpl& impl) {
   const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
   if (storage == nullptr || typeid(impl) != typeid(c10::TensorImpl)) return false;
   TensorFacts facts;
   read_tensor(impl, facts);
-  return facts.kind == Kind::kStrided && facts.data.pointer == nullptr && facts.impl.numel != 0;
+  if (facts.kind != Kind::kStrided || facts.impl.numel == 0) return false;
+  return facts.data.pointer == nullptr ||
+         facts.needed_nbytes().value_or(0) > nbytes_of(*storage).value_or(INT64_MAX);
+}
+
+// Ends what the walk over one graph goes through; no more than this is worth a search.
+constexpr size_t kMostSearched = 64;
+
+bool is_addition(const Node& node) {
+  return std::string_view(typeid(node).name()) == "N5torch8autograd9generated12AddBackward0E";
+}
+
+bool is_scalar(const Node& node) {
+  if (node.num_inputs() != 1) return false;
+  const auto& metadata = node.input_metadata(0);
+  return !metadata.was_default_constructed() && !metadata.is_cpp_nested_tensor() &&
+         metadata.shape_as_dim_vector().empty();
+}
+
+// The node behind one that has but one behind it, or null.
+const Node* only_next(const Node& node) {
+  const Node* found = nullptr;
+  for (const torch::autograd::Edge& edge : node.next_edges()) {
+    if (edge.function.get() == nullptr) continue;
+    if (found != nullptr) return nullptr;
+    found = edge.function.get();
+  }
+  return found;
+}
+
+// Every node behind some, each once.
+template <class Visit>
+void each_behind(const Node* from, PointerSet& seen, Visit visit) {
+  std::vector<const Node*> open;
+  if (from != nullptr && seen.insert(from)) open.push_back(from);
+  while (!open.empty()) {
+    const Node* node = open.back();
+    open.pop_back();
+    if (!visit(*node)) return;
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      const Node* next = edge.function.get();
+      if (next != nullptr && seen.insert(next)) open.push_back(next);
+    }
+  }
 }
 
 }  // namespace
@@ -73,6 +121,10 @@ void GraphCheck::visit(const Node& node, size_t root, std::span<const SavedSlot>
     if (const auto* storage = leaf->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) {
       of_leaves_.insert(storage);
     }
+    const at::TensorBase* gradient = grad_of(*leaf->unsafeGetTensorImpl());
+    if (gradient != nullptr && grad_fn_of(*gradient->unsafeGetTensorImpl()) != nullptr) {
+      with_gradient_graph_.push_back(leaf->unsafeGetTensorImpl());
+    }
     return;
   }
   const size_t leaf = leaf_number(node);
@@ -106,7 +158,74 @@ void GraphCheck::visit(const Node& node, size_t root, std::span<const SavedSlot>
   }
 }
 
-void GraphCheck::finish() {
+void GraphCheck::find_accumulation(const Node* node, size_t root, PythonSaved python_saved) {
+  for (int step = 0; node != nullptr && !is_addition(*node) && step < 2; ++step) {  // as a mean, total / n
+    node = is_scalar(*node) ? only_next(*node) : nullptr;
+  }
+  std::vector<const Node*> terms;
+  while (node != nullptr && is_addition(*node) && is_scalar(*node) && node->num_outputs() == 2) {
+    const Node* left = node->next_edge(0).function.get();
+    const Node* right = node->next_edge(1).function.get();
+    if (left == nullptr || right == nullptr) {  // what it began with, as 0
+      node = left == nullptr ? right : left;
+      break;
+    }
+    const bool goes_right = !is_addition(*left) && is_addition(*right);
+    terms.push_back(goes_right ? left : right);
+    node = goes_right ? right : left;
+  }
+  if (terms.empty() || node == nullptr) return;
+  terms.push_back(node);
+  const std::type_info& kind = typeid(*terms.front());
+  Accumulation found{root, terms.size(), 0, false};
+  PointerSet seen;
+  std::unordered_map<const void*, uint32_t> versions;
+  std::vector<SavedSlot> slots;
+  for (const Node* term : terms) {
+    if (typeid(*term) != kind) return;  // terms of one loss, as a penalty is
+    bool is_released = false;
+    each_behind(term, seen, [&](const Node& at) {
+      const std::unique_lock<std::mutex> lock(compat::node_mutex(at), std::try_to_lock);
+      slots.clear();
+      if (lock.owns_lock()) read_slots(at, python_saved, slots);
+      for (const SavedSlot& slot : slots) {
+        const SavedFacts saved = read_saved(*slot.variable);
+        is_released = is_released || saved.state == SlotState::kReleased;
+        if (saved.state != SlotState::kHeld) continue;
+        const c10::TensorImpl& impl = *saved.tensor->unsafeGetTensorImpl();
+        if (!of_leaves_.contains(impl.unsafe_storage().unsafeGetStorageImpl())) continue;
+        const auto known = versions.emplace(version_counter_of(impl), saved.expected_version).first;
+        found.weights_moved = found.weights_moved || known->second != saved.expected_version;
+      }
+      return true;
+    });
+    found.released += is_released ? 1 : 0;
+  }
+  accumulations.push_back(found);
+}
+
+void GraphCheck::find_cycles() {
+  for (size_t i = 0; i < std::min(with_gradient_graph_.size(), kMostSearched); ++i) {
+    const c10::TensorImpl* leaf = with_gradient_graph_[i];
+    const at::TensorBase* gradient = grad_of(*leaf);
+    PointerSet seen;
+    bool leads_back = false;
+    each_behind(gradient == nullptr ? nullptr : grad_fn_of(*gradient->unsafeGetTensorImpl()), seen,
+                [&](const Node& node) {
+                  const at::TensorBase* reached = leaf_of(node);
+                  leads_back = leads_back || (reached != nullptr && reached->unsafeGetTensorImpl() == leaf);
+                  return !leads_back;
+                });
+    if (leads_back) cycles.push_back(leaf);
+  }
+}
+
+void GraphCheck::finish(std::span<const GraphRoot> roots, PythonSaved python_saved) {
+  for (size_t root = 0; root < roots.size(); ++root) {
+    const c10::TensorImpl* tensor = roots[root].tensor;
+    find_accumulation(tensor == nullptr ? roots[root].node : grad_fn_of(*tensor), root, python_saved);
+  }
+  find_cycles();
   for (const Storage& one : storages_) {
     const auto nbytes = static_cast<uint64_t>(nbytes_of(*one.storage).value_or(0));
     if (of_leaves_.contains(one.storage)) {

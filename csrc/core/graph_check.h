@@ -36,6 +36,14 @@ struct SavedSum {
   uint64_t packed = 0;    // slots that a hook packed: their bytes are not known
 };
 
+// A scalar that scalars are added up in, each with a graph of its own.
+struct Accumulation {
+  size_t root = 0;
+  uint64_t terms = 0;
+  uint64_t released = 0;       // terms that a backward ran through already
+  bool weights_moved = false;  // a leaf was saved at different versions: an optimizer's step lies between
+};
+
 // The name of a node, for sums by kind. Python functions' nodes have a name each, the others one a class.
 using NodeName = std::string (*)(const torch::autograd::Node& node);
 
@@ -45,8 +53,8 @@ class GraphCheck : public GraphVisitor {
 
   void visit(const torch::autograd::Node& node, size_t root, std::span<const SavedSlot> slots,
              bool busy) override;
-  // After the walk.
-  void finish();
+  // After the walk, with its roots.
+  void finish(std::span<const GraphRoot> roots, PythonSaved python_saved);
 
   SavedSum total;
   uint64_t busy = 0;
@@ -54,7 +62,10 @@ class GraphCheck : public GraphVisitor {
   uint64_t leaf_nbytes = 0;
   std::vector<SavedAt> written;     // their version moved since they were saved: backward will raise
   std::vector<SavedAt> released;    // given back by a backward that ran: a second one will raise
-  std::vector<SavedAt> memoryless;  // elements, but no memory behind them now
+  std::vector<SavedAt> memoryless;  // elements, but no memory behind them, or not enough
+  std::vector<Accumulation> accumulations;
+  std::vector<const c10::TensorImpl*>
+      cycles;  // leaves whose gradient's graph leads to them: nothing frees it
   std::vector<std::pair<std::string, SavedSum>> by_kind;
   // By the leaf that a node works with, null for none: its TensorImpl.
   std::vector<std::pair<const c10::TensorImpl*, SavedSum>> by_leaf;
@@ -67,6 +78,8 @@ class GraphCheck : public GraphVisitor {
   };
   size_t kind_of(const torch::autograd::Node& node);
   size_t leaf_number(const torch::autograd::Node& node);
+  void find_accumulation(const torch::autograd::Node* node, size_t root, PythonSaved python_saved);
+  void find_cycles();
   void add_storage(const c10::TensorImpl& impl, size_t kind, size_t leaf);
 
   NodeName name_;
@@ -76,6 +89,7 @@ class GraphCheck : public GraphVisitor {
   PointerSet seen_;
   PointerSet of_leaves_;
   std::vector<Storage> storages_;
+  std::vector<const c10::TensorImpl*> with_gradient_graph_;
 };
 
 }  // namespace tensorplay

@@ -225,6 +225,31 @@ PyObject* list_of(const std::vector<SavedAt>& all) {
   return list;
 }
 
+// (root, terms, released, whether weights moved)
+PyObject* list_of(const std::vector<Accumulation>& all) {
+  PyObject* list = PyList_New(0);
+  for (const Accumulation& one : all) {
+    PyObject* entry = list == nullptr ? nullptr
+                                      : Py_BuildValue("(nKKN)", static_cast<Py_ssize_t>(one.root),
+                                                      static_cast<unsigned long long>(one.terms),
+                                                      static_cast<unsigned long long>(one.released),
+                                                      boolean(one.weights_moved));
+    if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
+    Py_XDECREF(entry);
+  }
+  return list;
+}
+
+PyObject* list_of(const std::vector<const c10::TensorImpl*>& all) {
+  PyObject* list = PyList_New(0);
+  for (const c10::TensorImpl* one : all) {
+    PyObject* entry = list == nullptr ? nullptr : address(one);
+    if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
+    Py_XDECREF(entry);
+  }
+  return list;
+}
+
 template <class Key, class Make>
 PyObject* sums_of(const std::vector<std::pair<Key, SavedSum>>& all, Make make_key) {
   PyObject* list = PyList_New(0);
@@ -242,14 +267,15 @@ PyObject* check_graph(PyObject*, PyObject* roots_given) {
     if (!read_graph_roots(roots_given, roots)) return nullptr;
     GraphCheck check(plain_name);
     walk_graph(roots, saved_by_python, check);
-    check.finish();
+    check.finish(roots, saved_by_python);
     const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
-    return Py_BuildValue("(NKKKKKKNNNNN)", sum_of(check.total), number(check.busy),
+    return Py_BuildValue("(NKKKKKKNNNNNNN)", sum_of(check.total), number(check.busy),
                          number(check.leaf_storages), number(check.leaf_nbytes), number(check.written.size()),
                          number(check.released.size()), number(check.memoryless.size()),
                          list_of(check.written), list_of(check.released), list_of(check.memoryless),
                          sums_of(check.by_kind, [](const std::string& name) { return text(name); }),
-                         sums_of(check.by_leaf, [](const c10::TensorImpl* leaf) { return address(leaf); }));
+                         sums_of(check.by_leaf, [](const c10::TensorImpl* leaf) { return address(leaf); }),
+                         list_of(check.accumulations), list_of(check.cycles));
   });
 }
 
@@ -323,7 +349,11 @@ PyMethodDef methods[] = {
      "first of "
      "each as (node, address, argument, index, expected_version, record, root); the sums by kind of node, "
      "and by the "
-     "address of the leaf that a node works with."},
+     "address of the leaf that a node works with; scalars that others were added up in, as (root, terms, "
+     "those that a "
+     "backward ran through, whether leaves were saved at several versions); leaves whose gradient's graph "
+     "leads back "
+     "to them."},
     {"view_nodes", view_nodes, METH_O,
      "view_nodes(tensor, /)\n--\n\nAnswer (node, output, arguments, shape) of each node from a view's base "
      "to "

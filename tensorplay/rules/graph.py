@@ -1,4 +1,4 @@
-"""TP206 and TP208: what backward would stumble over in the graph behind some tensors."""
+"""TP206, TP208, TP310, TP311: what backward would stumble over, and what keeps graphs alive."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tensorplay.backward import Graph, SavedAt
 from tensorplay.layers import Finding
 from tensorplay.rules.registry import GraphRule, SceneRule
 from tensorplay.scene import Scene
-from tensorplay.words import describe, plural, some_of
+from tensorplay.words import bytes_text, describe, plural, some_of
 
-__all__ = ["GraphFreed", "SavedTensorWritten"]
+__all__ = ["GradientLeadsBack", "GraphFreed", "GraphsOfStepsKept", "SavedTensorWritten"]
 
+_MANY_TERMS = 3
 _TYPES = {
     "float32": "Float",
     "float64": "Double",
@@ -99,7 +100,8 @@ class SavedTensorWritten(SceneRule, GraphRule):
         record = first.record
         name = graph.name_of(record)
         savers = list(dict.fromkeys(f"{at.node} ({at.slot})" for at in members))
-        weight = name is not None and record.impl.is_leaf is not False and record.impl.requires_grad
+        impl = record.impl
+        weight = (impl.is_leaf and impl.requires_grad) or (impl.base_is_leaf and impl.base_requires_grad)
         return self.finding(
             name or f"a saved {describe(record)}",
             headline="a tensor saved for backward was written since: backward will raise",
@@ -187,8 +189,8 @@ class GraphFreed(GraphRule):
 
     def in_graph(self, graph: Graph) -> Iterator[Finding]:
         """Explain the one finding."""
-        if not graph.released:
-            return
+        if not graph.released or any(found.released for found in graph.accumulations):
+            return  # what a sum keeps of several steps is TP310
         nodes = list(dict.fromkeys(at.address for at in graph.released))
         first = graph.released[0]
         partly = graph.counts[1] < graph.total.saved
@@ -208,4 +210,178 @@ class GraphFreed(GraphRule):
             why="a second backward() raises: Trying to backward through the graph a second time",
             fix="retain_graph=True in the first backward(), or detach() what is carried over",
             source="read: SavedVariable's data_ and was_default_constructed_ (torch/csrc/autograd/saved_variable.h)",
+        )
+
+
+class GraphsOfStepsKept(SceneRule, GraphRule):
+    """A scalar adds up losses of several steps with their graphs: each step's graph stays alive.
+
+    ## What it checks
+
+    Whether a scalar was made by adding up scalars of one kind, each with a graph of its own, and the terms come from
+    several steps: a backward ran through some of them already, or a weight was saved at different versions, so that
+    the optimizer stepped in between. `terms`, `released` and `activation_bytes_held` say how much hangs on it. Three
+    terms and more for which neither is proven are an info of check_graph().
+
+    ## Why it matters
+
+    `total += loss` keeps every step's graph: its nodes, and all activations of steps without a backward, as in an
+    evaluation. Memory grows step by step until it is full, and a backward of the sum raises.
+
+    ## Known limits
+
+    Losses of one step that are added up for one backward look alike until the optimizer steps: they are the info. A
+    sum by `torch.stack()` or `sum()` of a list is seen as far as PyTorch made additions of it.
+
+    ## Example
+
+    ```python
+    model = torch.nn.Linear(100, 100)
+    total = 0
+    for _ in range(3):
+        loss = model(torch.ones(50, 100)).exp().mean()
+        loss.backward()
+        total = total + loss
+    tp.check_graph(total)
+    ```
+
+    ## Use instead
+
+    ```python
+    model = torch.nn.Linear(100, 100)
+    total = 0
+    for _ in range(3):
+        loss = model(torch.ones(50, 100)).exp().mean()
+        loss.backward()
+        total = total + loss.detach()
+    tp.check_graph(total)
+    ```
+
+    ## Fix safety
+
+    `item()` and `detach()` change no number of the sum. With them no backward can run through it: that is the point.
+
+    ## Sources
+
+    torch/csrc/autograd/generated/Functions.h (`AddBackward0`), torch/csrc/autograd/saved_variable.h, torch 2.13 and
+    2.14.
+    """
+
+    code = "TP310"
+
+    def findings(self, scene: Scene) -> Iterator[Finding]:
+        """Explain those that are proven, of the graphs behind the objects."""
+        for finding in () if scene.graph is None else self.in_graph(scene.graph):
+            if finding.severity != "info":
+                yield finding
+
+    def in_graph(self, graph: Graph) -> Iterator[Finding]:
+        """Explain one finding a root."""
+        for found in graph.accumulations:
+            if not found.spans_steps and found.terms < _MANY_TERMS:
+                continue
+            held = f"{bytes_text(graph.total.nbytes)} in {plural(graph.total.storages, 'storage')}"
+            proof = (
+                f"a backward ran through {found.released} of them"
+                if found.released
+                else "a weight was saved at different versions: the optimizer stepped in between"
+            )
+            yield self.finding(
+                graph.roots[found.root],
+                headline="a sum of losses keeps the graphs of several steps alive"
+                if found.spans_steps
+                else "a sum of losses keeps the graph of each",
+                subject=f"{found.terms} terms with a graph each; {plural(graph.total.nodes, 'node')} hold {held}",
+                evidence={
+                    "terms": found.terms,
+                    "released": found.released,
+                    "weights_moved": found.weights_moved,
+                    "graph_nodes": graph.total.nodes,
+                    "activations_held": graph.total.storages,
+                    "activation_bytes_held": graph.total.nbytes,
+                },
+                why=f"the terms come from several steps: {proof}"
+                if found.spans_steps
+                else "one backward needs them all",
+                fix="add up loss.item() or loss.detach()"
+                if found.spans_steps
+                else "if no backward runs through the sum, add up loss.item() or loss.detach()",
+                source="read: the additions behind the scalar, what their terms saved, and at which versions "
+                "(torch/csrc/autograd/saved_variable.h)",
+                severity=None if found.spans_steps else "info",
+            )
+
+
+class GradientLeadsBack(SceneRule, GraphRule):
+    """A gradient has a graph that leads back to its own parameter: the two keep each other alive.
+
+    ## What it checks
+
+    Whether the graph behind a leaf's `.grad`, which `backward(create_graph=True)` makes, reaches the node that
+    accumulates into this leaf. Up to 64 leaves are looked at.
+
+    ## Why it matters
+
+    The cycle runs through C++, where the garbage collector does not see it: parameter, gradient and all that the graph
+    saved stay in memory when the last name is gone.
+
+    ## Known limits
+
+    Between such a backward and the next reset of the gradients the cycle is there by design: the finding says that it
+    must be broken, not that it was forgotten.
+
+    ## Example
+
+    ```python
+    weight = torch.ones(1000, requires_grad=True)
+    loss = weight.exp().sum()
+    loss.backward(create_graph=True)
+    tp.check_graph(weight.grad)
+    ```
+
+    ## Use instead
+
+    ```python
+    weight = torch.ones(1000, requires_grad=True)
+    loss = weight.exp().sum()
+    (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+    tp.check_graph(gradient)
+    ```
+
+    ## Fix safety
+
+    `torch.autograd.grad(..., create_graph=True)` answers the gradient without putting it into `.grad`: what is to be
+    accumulated is accumulated by hand. `zero_grad(set_to_none=True)` breaks the cycle after use.
+
+    ## Sources
+
+    torch/csrc/autograd/functions/accumulate_grad.h, torch/csrc/autograd/variable.h, torch 2.13 and 2.14.
+    """
+
+    code = "TP311"
+
+    def findings(self, scene: Scene) -> Iterator[Finding]:
+        """Explain the finding, of the graphs behind the objects."""
+        return iter(()) if scene.graph is None else self.in_graph(scene.graph)
+
+    def in_graph(self, graph: Graph) -> Iterator[Finding]:
+        """Explain one finding for all leaves."""
+        if not graph.cycles:
+            return
+        names = [graph.names.get(leaf, "a leaf") for leaf in graph.cycles]
+        yield self.finding(
+            names[0],
+            headline="a gradient's graph leads back to its own parameter",
+            subject=f"{plural(len(names), 'leaf')} of which the gradient has such a graph: {some_of(names)}"
+            if len(names) == 1
+            else f"{len(names)} leaves of which the gradients have such graphs: {some_of(names)}",
+            evidence={
+                "leaves": len(names),
+                "names": names,
+                "graph_nodes": graph.total.nodes,
+                "activation_bytes_held": graph.total.nbytes,
+            },
+            why="the cycle runs through C++, where the garbage collector does not see it",
+            fix="torch.autograd.grad(..., create_graph=True) in place of backward(), or zero_grad() after use",
+            source="walked: the graph behind .grad to AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h)",
         )

@@ -67,6 +67,7 @@ def test_page_has_every_section_in_order(code):
     assert re.findall(r"^## (.*)$", rule_page(code), re.MULTILINE) == SECTIONS
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.* with create_graph")
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("code", all_codes())
 def test_example_fires_and_its_healthy_form_is_silent(code, tmp_path, monkeypatch):

@@ -182,6 +182,127 @@ def test_tp208_tells_a_used_graph_and_a_used_part():
     assert codes(tp.check({"hidden": hidden, "loss": loss})) == []
 
 
+def test_a_storage_without_the_memory_is_found():
+    x = leaf(100)
+    y = x * 2
+    loss = y.pow(2).sum()
+    y.untyped_storage().resize_(0)
+    (finding,) = tp.check_graph(loss).findings
+    assert (finding.code, finding.where.name) == ("TP102", "PowBackward0._saved_self")
+
+
+def summed(steps: int, *, backward: bool, step: bool = False, detach: bool = False) -> torch.Tensor:
+    model = nn.Linear(10, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total: Any = 0
+    for _ in range(steps):
+        loss = model(leaf(4, 10)).exp().mean()
+        total = total + (loss.detach() if detach else loss)
+        if backward:
+            loss.backward(retain_graph=step)
+        if step:
+            optimizer.step()
+    return total
+
+
+def test_tp310_needs_a_proof_that_steps_lie_between():
+    (used,) = tp.check_graph(summed(3, backward=True)).findings
+    assert (used.severity, used.evidence["terms"], used.evidence["released"]) == ("warning", 3, 3)
+    (moved,) = [f for f in tp.check_graph(summed(3, backward=False, step=True) / 3).findings if f.code == "TP310"]
+    assert moved.severity == "warning" if moved.evidence["weights_moved"] else moved.severity == "info"
+    (moved,) = [f for f in tp.check_graph(summed(3, backward=True, step=True)).findings if f.code == "TP310"]
+    assert (moved.severity, moved.evidence["weights_moved"], moved.evidence["released"]) == ("warning", True, 0)
+    (unproven,) = tp.check_graph(summed(3, backward=False) / 3).findings
+    assert (unproven.code, unproven.severity) == ("TP310", "info")
+    assert (unproven.evidence["terms"], unproven.evidence["released"]) == (3, 0)
+    assert unproven.evidence["activation_bytes_held"] >= 3 * 4 * 4 * 10
+    assert codes(tp.check({"total": summed(3, backward=False)})) == []
+    assert codes(tp.check({"total": summed(3, backward=True)})) == ["TP310"]
+
+
+def test_tp310_is_silent_on_sums_of_another_kind():
+    model = nn.Linear(8, 8)
+    x = model(leaf(4, 8))
+    for _ in range(4):
+        x = x + model(x)
+    penalty = model.weight.pow(2).sum() + model(leaf(1, 8)).mean() + x.norm()
+    for loss in (x.mean(), penalty, summed(3, backward=True, detach=True), summed(2, backward=False)):
+        assert codes(tp.check_graph(loss)) == []
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.* with create_graph")
+def test_tp311_needs_a_graph_that_leads_back():
+    x = leaf(10)
+    loss = x.exp().sum()
+    loss.backward(create_graph=True)
+    (finding,) = tp.check({"x": x}).findings
+    assert (finding.code, finding.where.name, finding.evidence["leaves"]) == ("TP311", "x", 1)
+    x.grad = None
+    assert codes(tp.check({"x": x})) == []
+    linear = (leaf(10) * leaf(10)).sum()
+    linear.backward(create_graph=True)  # each gradient is the other leaf: no graph
+    (grad,) = torch.autograd.grad(x.exp().sum(), x, create_graph=True)
+    assert codes(tp.check_graph([grad, linear])) == []
+
+
+# -- the guard --------------------------------------------------------------------------------------------------------
+
+
+def test_the_guard_adds_what_it_knows_to_pytorchs_own_error():
+    x = leaf()
+    y = x.exp()
+    loss = y.sum()
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised, tp.guard_backward() as guard:
+        loss.backward()
+    assert type(raised.value) is RuntimeError
+    said = "TensorPlay: TP206 y: float32[3] saved by ExpBackward0 (result) at version 0, now at version 1"
+    assert said in str(raised.value)
+    assert codes(guard) == ["TP206"]
+    assert json.loads(guard.to_json())["findings"][0]["code"] == "TP206"
+
+
+def test_the_guard_names_the_tensor_that_the_error_is_on():
+    x = leaf()
+    a, b = x.exp(), (x * 1).sin()
+    c = x * 3
+    loss = (a * 2).sum() + c.pow(2).sum() + b.sum()
+    with torch.no_grad():
+        for _ in range(3):
+            c.add_(1)
+    with pytest.raises(RuntimeError, match="is at version 3; expected version 0") as raised, tp.guard_backward():
+        torch.autograd.grad(loss, x)
+    assert "TP206 c: float32[3] saved by PowBackward0 (self) at version 0, now at version 3" in str(raised.value)
+
+
+def test_the_guard_tells_a_graph_that_was_used():
+    hidden = leaf().exp()
+    hidden.sum().backward()
+    with pytest.raises(RuntimeError, match="a second time") as raised, tp.guard_backward() as guard:
+        (hidden * 2).sum().backward()
+    assert "TP208" in str(raised.value)
+    assert "ExpBackward0 (result)" in str(raised.value)
+    assert codes(guard) == ["TP208"]
+
+
+def test_the_guard_leaves_all_else_alone():
+    @tp.guard_backward()
+    def step() -> int:
+        leaf().exp().sum().backward()
+        return 3
+
+    assert step() == 3
+    with pytest.raises(ValueError, match=r"^mine$"), tp.guard_backward() as guard:
+        raise ValueError("mine")
+    assert (guard.report, guard.findings, guard.to_json()) == (None, (), "null")
+    with pytest.raises(RuntimeError, match=r"^also mine$"), tp.guard_backward():
+        raise RuntimeError("also mine")
+    with pytest.raises(RuntimeError, match="grad can be implicitly created"), tp.guard_backward() as guard:
+        leaf().exp().backward()
+    assert codes(guard) == []
+
+
 # -- what is healthy --------------------------------------------------------------------------------------------------
 
 
