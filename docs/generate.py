@@ -63,6 +63,9 @@ SIGNATURES = {
         "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], "
         "list[tuple[int, int, int, bool]], list[int]]"
     ),
+    "saved_checksums": (
+        "(roots: Sequence[object], /) -> list[tuple[str, int, str, int | None, int | None, int, TensorRecord]]"
+    ),
     "find_storages": (
         "(own: str, known: memoryview | bytes | None = None, apart: tuple[type, ...] = (), "
         "indexed: tuple[type, ...] = (), /) -> "

@@ -494,6 +494,9 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
 
+def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, str, int | None, int | None, int, TensorRecord]]:
+    """Sum up the bytes of what the graphs behind some tensors and nodes saved, as far as this process can read them: (node, its sequence number, argument, index, version, sum, record)."""
+
 def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
     """Answer what the graphs behind some tensors and nodes saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held."""
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tensorplay._native import C
 from tensorplay.layers import GraphSummary, SavedSum
 
-__all__ = ["Accumulation", "Graph", "SavedAt", "slot_text"]
+__all__ = ["Accumulation", "Changed", "Graph", "SavedAt", "slot_text"]
 
 _NO_MODULE = "no parameters"
 
@@ -55,6 +55,16 @@ class Accumulation(NamedTuple):
         return self.released > 0 or self.weights_moved
 
 
+class Changed(NamedTuple):
+    """A saved tensor whose bytes are others than at an earlier look, though its version is the same."""
+
+    node: str
+    slot: str
+    record: Any
+    aliases: tuple[str, ...]
+    """What lies over the same bytes under another version counter, as far as it is alive."""
+
+
 class Graph(NamedTuple):
     """The graph behind some tensors, in numbers, and what in it backward would stumble over."""
 
@@ -73,6 +83,8 @@ class Graph(NamedTuple):
     accumulations: list[Accumulation]
     cycles: list[int]
     """TensorImpls of leaves whose gradient has a graph that leads back to them."""
+    changed: list[Changed]
+    """Saved tensors whose bytes changed since an earlier look, and whose version did not."""
     names: dict[int, str]
     """What tensors are called, by the address of their TensorImpl."""
     counters: dict[int, str]
@@ -109,6 +121,7 @@ class Graph(NamedTuple):
             by_leaf=[(leaf, _sum("", numbers)) for leaf, numbers in by_leaf],
             accumulations=[Accumulation(*entry) for entry in accumulations],
             cycles=cycles,
+            changed=[],
             names=names,
             counters=counters,
         )

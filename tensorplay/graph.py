@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -15,17 +15,17 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
-from tensorplay.backward import Graph, slot_text
+from tensorplay.backward import Changed, Graph, slot_text
 from tensorplay.callers import Caller
-from tensorplay.classes import derives
+from tensorplay.classes import class_name, derives
 from tensorplay.inspection import MAX_TENSORS, explained, named_objects, outside_compiled_code
-from tensorplay.layers import Finding, GraphSummary, SavedTensor, Unread
-from tensorplay.live import Live, scope_names
+from tensorplay.layers import Finding, GraphSummary, SavedChecksum, SavedTensor, Unread
+from tensorplay.live import Live, LiveTensor, scope_names
 from tensorplay.reports import Read, Report
 from tensorplay.rules.registry import graph_rules
 from tensorplay.selection import lenient_config, select_findings
 from tensorplay.walk import attributes, find_tensors, tracebacks_of, variables_of
-from tensorplay.words import plural
+from tensorplay.words import describe, plural
 
 __all__ = ["GraphReport", "GuardBackward", "check_graph", "guard_backward", "saved_for_backward"]
 
@@ -52,33 +52,86 @@ class GraphReport(Report):
 
 
 @outside_compiled_code
-def check_graph(loss: object) -> GraphReport:
+def check_graph(loss: object, *, checksums: bool = False, since: GraphReport | None = None) -> GraphReport:
     """Look through the graph behind a loss before backward: what it would stumble over, and what it costs.
 
     Args:
         loss: a tensor or a node of autograd; or several, as a list, or as a dict of name to tensor.
+        checksums: whether to sum up the bytes of what is saved, for a later call with ``since``.
+        since: the report of an earlier call with ``checksums=True``: saved tensors whose bytes changed, and whose
+            version did not, are TP207.
 
     Returns:
         The report: ``.findings``, ``.graph`` with the sums by kind of node and by module, ``str()``, ``.to_json()``.
         It prints nothing.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is none of these, checksums is no bool, or since no report with checksums.
 
-    Cost: half a microsecond a node, without recursion; some 20 microseconds for each tensor and module among the
+    Cost: half a microsecond a node, without recursion; with checksums or since the bytes of what is saved are read,
+        some gigabytes a second; some 20 microseconds for each tensor and module among the
         variables of the functions that run, for their names. Runs no operator and no hook, unpacks nothing.
 
     Source: torch/csrc/autograd/{node,saved_variable}.h, torch/csrc/autograd/generated/Functions.h, torch 2.13 and 2.14.
     """
     caller = Caller.at(sys._getframe(1))
+    if not isinstance(checksums, bool):
+        raise TypeError(f"check_graph(checksums=) takes True or False, got {class_name(type(checksums))}")
+    if since is not None and not (isinstance(since, GraphReport) and since.document.checksums):
+        raise TypeError("check_graph(since=) takes the report of check_graph(..., checksums=True)")
     roots = _roots(loss, caller, "check_graph")
     graph = Graph.of(roots, _known(roots))
+    sums = C.saved_checksums([root for _, root in roots]) if checksums or since is not None else []
+    if since is not None:
+        graph = graph._replace(changed=_changed(sums, since.document.checksums))
     findings = [finding for rule in graph_rules() for finding in rule.in_graph(graph)]
     findings += explained([Read(f"{at.node}._saved_{at.slot}", at.record) for at in graph.memoryless], caller, ())[1]
     selection = select_findings(findings, caller=caller, config=lenient_config(caller))
     return GraphReport(
-        [], selection.findings, graph=graph.summary(), unread=_busy(graph.busy), focus="graph", **selection.fields()
+        [],
+        selection.findings,
+        graph=graph.summary(),
+        checksums=tuple(_checksum(one) for one in sums),
+        unread=_busy(graph.busy),
+        focus="graph",
+        **selection.fields(),
     )
+
+
+def _checksum(one: Any) -> SavedChecksum:
+    node, sequence_nr, argument, index, version, checksum, _ = one
+    slot = slot_text(argument, index)
+    return SavedChecksum(node=node, sequence_nr=sequence_nr, argument=slot, version=version, checksum=checksum)
+
+
+def _changed(sums: Sequence[Any], before: Iterable[SavedChecksum]) -> list[Changed]:
+    """Answer the saved tensors whose bytes changed though their version did not."""
+    known = {(one.node, one.sequence_nr, one.argument): one for one in before}
+    found = []
+    for entry in sums:
+        now = _checksum(entry)
+        then = known.get((now.node, now.sequence_nr, now.argument))
+        if then is None or (then.version, then.checksum) == (now.version, now.checksum) or then.version != now.version:
+            continue
+        if not now.argument.startswith(_STATISTICS):
+            found.append((now, entry[-1]))
+    live = Live().over(record.storage.address for _, record in found)
+    return [
+        Changed(now.node, now.argument, record, tuple(_aliases(record, live[record.storage.address])))
+        for now, record in found
+    ]
+
+
+_STATISTICS = ("running_mean", "running_var")
+"""What a batch norm saves and writes without a version; its backward reads them in evaluation alone."""
+
+
+def _aliases(record: Any, over: Iterable[LiveTensor]) -> Iterator[str]:
+    """Describe the live tensors over a saved one's storage that have another version counter."""
+    for entry in over:
+        other = entry.record
+        if other.impl.version_counter != record.impl.version_counter and entry.in_python:
+            yield f"a {describe(other)} with its own version counter, at version {other.impl.version}"
 
 
 @outside_compiled_code

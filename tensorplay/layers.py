@@ -28,6 +28,7 @@ __all__ = [
     "Ledger",
     "Provenance",
     "PythonLayer",
+    "SavedChecksum",
     "SavedSum",
     "SavedTensor",
     "Severity",
@@ -844,6 +845,21 @@ class SavedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """Other nodes that saved a tensor over the same storage."""
 
 
+class SavedChecksum(msgspec.Struct, frozen=True, kw_only=True):
+    """A sum over the bytes of a tensor that a node saved."""
+
+    node: str
+    """Name of the node."""
+    sequence_nr: int
+    """Its number: PyTorch gives each to one node of a thread."""
+    argument: str
+    """Of the operator, with the index in a list."""
+    version: int | None
+    """Version of the tensor at that moment."""
+    checksum: int
+    """The sum."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -908,6 +924,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The graph behind some tensors, where check_graph() or saved_for_backward() asked."""
     saved: tuple[SavedTensor, ...] = ()
     """What was saved for backward, where saved_for_backward() asked; the largest first."""
+    checksums: tuple[SavedChecksum, ...] = ()
+    """Sums over what was saved for backward, where check_graph() was asked for them."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

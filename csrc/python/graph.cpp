@@ -4,9 +4,12 @@
 #include <torch/csrc/autograd/node.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
+#include "../core/checksum.h"
 #include "../core/graph.h"
 #include "../core/graph_check.h"
 #include "../core/read.h"
@@ -261,6 +264,52 @@ PyObject* sums_of(const std::vector<std::pair<Key, SavedSum>>& all, Make make_ke
   return list;
 }
 
+// Makes (node, sequence number, argument, index, version, sum, record) of each tensor that is held.
+class ChecksumList : public GraphVisitor {
+ public:
+  explicit ChecksumList(PyObject* list) : list_(list) {}
+  bool failed() const { return failed_; }
+
+  void visit(const Node& node, size_t, std::span<const SavedSlot> slots, bool) override {
+    for (const SavedSlot& slot : slots) {
+      const SavedFacts saved = read_saved(*slot.variable);
+      if (!failed_ && saved.state == SlotState::kHeld) add(node, slot, *saved.tensor);
+    }
+  }
+
+ private:
+  void add(const Node& node, const SavedSlot& slot, const at::TensorBase& tensor) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    const auto [known, is_new] = sums_.try_emplace(impl);
+    if (is_new) known->second = checksum_of(*impl);
+    if (!known->second) return;
+    PyObject* entry = Py_BuildValue(
+        "(NKNNNKN)", node_name(node), static_cast<unsigned long long>(node.sequence_nr()),
+        text(slot.argument), slot.index < 0 ? none() : integer(slot.index),
+        version_counter_of(*impl) == nullptr ? none() : integer(impl->version_counter().current_version()),
+        static_cast<unsigned long long>(*known->second), record_of(tensor));
+    failed_ = entry == nullptr || PyList_Append(list_, entry) != 0;
+    Py_XDECREF(entry);
+  }
+
+  PyObject* list_;
+  bool failed_ = false;
+  std::unordered_map<const c10::TensorImpl*, std::optional<uint64_t>> sums_;
+};
+
+PyObject* saved_checksums(PyObject*, PyObject* roots_given) {
+  return guarded([&]() -> PyObject* {
+    std::vector<GraphRoot> roots;
+    if (!read_graph_roots(roots_given, roots)) return nullptr;
+    PyObject* list = PyList_New(0);
+    if (list == nullptr) return nullptr;
+    ChecksumList sums(list);
+    walk_graph(roots, saved_by_python, sums);
+    if (sums.failed()) Py_CLEAR(list);
+    return list;
+  });
+}
+
 PyObject* check_graph(PyObject*, PyObject* roots_given) {
   return guarded([&]() -> PyObject* {
     std::vector<GraphRoot> roots;
@@ -354,6 +403,10 @@ PyMethodDef methods[] = {
      "backward ran through, whether leaves were saved at several versions); leaves whose gradient's graph "
      "leads back "
      "to them."},
+    {"saved_checksums", saved_checksums, METH_O,
+     "saved_checksums(roots, /)\n--\n\nSum up the bytes of what the graphs behind some tensors and nodes "
+     "saved, as far "
+     "as this process can read them: (node, its sequence number, argument, index, version, sum, record)."},
     {"view_nodes", view_nodes, METH_O,
      "view_nodes(tensor, /)\n--\n\nAnswer (node, output, arguments, shape) of each node from a view's base "
      "to "

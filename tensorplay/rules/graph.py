@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tensorplay.backward import Graph, SavedAt
+from tensorplay.backward import Changed, Graph, SavedAt
 from tensorplay.layers import Finding
 from tensorplay.rules.registry import GraphRule, SceneRule
 from tensorplay.scene import Scene
 from tensorplay.words import bytes_text, describe, plural, some_of
 
-__all__ = ["GradientLeadsBack", "GraphFreed", "GraphsOfStepsKept", "SavedTensorWritten"]
+__all__ = ["GradientLeadsBack", "GraphFreed", "GraphsOfStepsKept", "SavedTensorWritten", "UnseenWrite"]
 
 _MANY_TERMS = 3
 _TYPES = {
@@ -138,6 +138,82 @@ def raised_message(at: SavedAt) -> str:
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{kind} {list(impl.shape or ())}] {versions}"
     )
+
+
+class UnseenWrite(GraphRule):
+    """The bytes of a saved tensor changed and its version did not: backward will compute wrong numbers in silence.
+
+    ## What it checks
+
+    Between two calls of check_graph(), the first with `checksums=True` and the second with `since=` its report: each
+    saved tensor that is still held, at the same version, and whose bytes give another sum. The report names live
+    tensors and arrays over these bytes that have another version counter.
+
+    ## Why it matters
+
+    Writes through `.data`, `.numpy()`, DLPack or a pointer move no version. Backward takes the new values for those of
+    the forward pass, raises nothing, and the gradient is wrong.
+
+    ## Known limits
+
+    It sees writes between the two calls alone, in memory of this process. Running statistics that a batch norm saved
+    are passed over: its backward reads them in evaluation alone, where nobody writes them.
+
+    ## Example
+
+    ```python
+    weight = torch.ones(3, requires_grad=True)
+    y = weight.exp()
+    before = tp.check_graph(y, checksums=True)
+    y.data.mul_(2)
+    tp.check_graph(y, since=before)
+    ```
+
+    ## Use instead
+
+    ```python
+    weight = torch.ones(3, requires_grad=True)
+    y = weight.exp()
+    before = tp.check_graph(y, checksums=True)
+    z = y.detach() * 2
+    tp.check_graph(y, since=before)
+    ```
+
+    ## Fix safety
+
+    A clone costs the bytes of the tensor. `with torch.no_grad(): y.mul_(2)` in place of `.data` lets PyTorch notice,
+    and backward raise.
+
+    ## Sources
+
+    The tensors' bytes; c10/core/TensorImpl.h (`VariableVersion`), torch 2.13 and 2.14.
+    """
+
+    code = "TP207"
+
+    def in_graph(self, graph: Graph) -> Iterator[Finding]:
+        """Explain one finding a version counter."""
+        by_counter: dict[Any, list[Changed]] = {}
+        for one in graph.changed:
+            by_counter.setdefault(one.record.impl.version_counter, []).append(one)
+        for members in by_counter.values():
+            first = members[0]
+            savers = list(dict.fromkeys(f"{one.node} ({one.slot})" for one in members))
+            over = f"; over the same bytes: {some_of(first.aliases)}" if first.aliases else ""
+            yield self.finding(
+                graph.name_of(first.record) or f"a saved {describe(first.record)}",
+                headline="the bytes of a saved tensor changed, and its version did not",
+                subject=f"{describe(first.record)} saved by {some_of(savers)}, at version {first.record.impl.version} "
+                f"as before{over}",
+                evidence={
+                    "version": first.record.impl.version,
+                    "saved_by": [{"node": one.node, "argument": one.slot} for one in members],
+                    "aliases": list(first.aliases),
+                },
+                why="backward computes with the new values: the gradient is wrong, and nothing raises",
+                fix="write to a clone; or under torch.no_grad() to the tensor itself, so that PyTorch notices",
+                source="computed: a sum over the tensor's bytes, twice; read: its version counter",
+            )
 
 
 class GraphFreed(GraphRule):

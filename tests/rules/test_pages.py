@@ -44,8 +44,10 @@ class Asked:
     def check(self, objs):
         self.answers.append(tp.check(objs))
 
-    def check_graph(self, loss):
-        self.answers.append(tp.check_graph(loss))
+    def check_graph(self, loss, **options):
+        answer = tp.check_graph(loss, **options)
+        self.answers += [] if options.get("checksums") else [answer]
+        return answer
 
 
 def found_in_example(code: str, section: str) -> list[str]:

@@ -245,6 +245,99 @@ def test_tp311_needs_a_graph_that_leads_back():
     assert codes(tp.check_graph([grad, linear])) == []
 
 
+def write_by_data(y: torch.Tensor) -> None:
+    y.data.mul_(2)
+
+
+def write_by_numpy(y: torch.Tensor) -> None:
+    y.detach().numpy()[...] += 1
+
+
+def write_by_dlpack(y: torch.Tensor) -> None:
+    torch.from_dlpack(y.detach()).data.add_(1)
+
+
+@pytest.mark.parametrize("write", [write_by_data, write_by_numpy, write_by_dlpack])
+def test_tp207_a_write_that_moves_no_version(write):
+    x = leaf(100)
+    y = x.exp()
+    loss = y.sum()
+    before = tp.check_graph(loss, checksums=True)
+    assert codes(tp.check_graph(loss, since=before)) == []
+    write(y)
+    (finding,) = tp.check_graph(loss, since=before).findings
+    assert (finding.code, finding.severity, finding.where.name) == ("TP207", "error", "y")
+    assert finding.evidence["saved_by"] == [{"node": "ExpBackward0", "argument": "result"}]
+    loss.backward()  # raises nothing
+    assert x.grad is not None
+    assert not torch.equal(x.grad, x.exp())
+
+
+def test_tp207_names_what_is_alive_over_the_bytes():
+    y = leaf(100).exp()
+    before = tp.check_graph(y, checksums=True)
+    alias = y.data
+    alias.zero_()
+    (finding,) = tp.check_graph(y, since=before).findings
+    assert finding.evidence["aliases"] == ["a float32[100] with its own version counter, at version 1"]
+
+
+def test_tp207_is_silent_on_writes_that_pytorch_sees_and_on_other_graphs():
+    x = leaf(100)
+    y = x.exp()
+    before = tp.check_graph(y, checksums=True)
+    with torch.no_grad():
+        y.add_(1)
+    assert codes(tp.check_graph(y, since=before)) == ["TP206"]
+    for _ in range(20):  # nodes at the same addresses
+        y = x.exp()
+        x.data.add_(1)
+        before = tp.check_graph(y, checksums=True)
+        del y
+        y = x.exp()
+        assert codes(tp.check_graph(y, since=before)) == []
+
+
+def test_tp207_is_silent_on_running_statistics():
+    norm = nn.BatchNorm1d(4)
+    loss = norm(leaf(8, 4)).pow(2).sum()
+    before = tp.check_graph(loss, checksums=True)
+    norm(torch.randn(8, 4))
+    assert codes(tp.check_graph(loss, since=before)) == []
+
+
+def test_sums_are_of_the_elements_alone():
+    x = torch.arange(24.0).reshape(4, 6)
+
+    def sum_of(value: torch.Tensor) -> int:
+        (entry,) = C.saved_checksums([torch.ones_like(value, requires_grad=True) * value])
+        return entry[5]
+
+    assert sum_of(x) == sum_of(x.clone()) == sum_of(torch.stack([x, x])[1])
+    assert sum_of(x) != sum_of(x.t())
+    assert sum_of(x) != sum_of(x + 1)
+    for size in range(1, 40):
+        values = torch.arange(size, dtype=torch.uint8).float()
+        changed = values.clone()
+        changed[size - 1] += 1
+        assert sum_of(values) != sum_of(changed)
+    gaps = torch.arange(48.0).reshape(4, 12)
+    before = sum_of(gaps[:, ::2])
+    gaps[:, 1::2] = -1
+    assert sum_of(gaps[:, ::2]) == before
+
+
+def test_sums_are_asked_for_in_the_right_way():
+    y = leaf().exp()
+    with pytest.raises(TypeError, match="takes True or False"):
+        tp.check_graph(y, checksums=1)  # type: ignore[arg-type]
+    for bad in (3, tp.check_graph(y)):
+        with pytest.raises(TypeError, match="checksums=True"):
+            tp.check_graph(y, since=bad)  # type: ignore[arg-type]
+    report = tp.check_graph(y, checksums=True)
+    assert Report.from_json(report.to_json()).document.checksums == report.document.checksums != ()
+
+
 # -- the guard --------------------------------------------------------------------------------------------------------
 
 
