@@ -77,7 +77,7 @@ def test_tp302_is_silent_on_what_c_code_is_making():
     assert not check.findings
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_tp302_is_an_info_where_torchscript_hides_what_it_holds():
     with tp.leak_check(quiet=True) as check:
         KEPT.append(torch.jit.trace(nn.Linear(100, 100), torch.ones(1, 100)))
