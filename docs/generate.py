@@ -39,7 +39,7 @@ SIGNATURES = {
     "impl_data_address": "(tensor: object, /) -> int | None",
     "saved_tensors": (
         "(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, "
-        "storages: Sequence[int] | None = None, /) -> "
+        "storages: Sequence[int] | None = None, gradients: bool = True, /) -> "
         "tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]"
     ),
     "view_nodes": ("(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]"),

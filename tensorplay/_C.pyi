@@ -497,8 +497,8 @@ def read_grad(tensor: object, /) -> TensorRecord | None:
 def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, str, int | None, int | None, int, TensorRecord]]:
     """Sum up the bytes of what the graphs behind some tensors and nodes saved, as far as this process can read them: (node, its sequence number, argument, index, version, sum, record)."""
 
-def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
-    """Answer what the graphs behind some tensors and nodes saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held."""
+def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, gradients: bool = True, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
+    """Answer what the graphs behind some tensors and nodes saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held. Without `gradients` the graphs behind leaves' gradients, through which no backward goes, are left out."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:
     """Answer (node, output, arguments, shape) of each node from a view's base to the view, or nothing."""

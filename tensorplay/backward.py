@@ -40,19 +40,19 @@ def slot_text(argument: str, index: int | None) -> str:
 
 
 class Accumulation(NamedTuple):
-    """A scalar that scalars of one kind were added up in, each with a graph of its own."""
+    """A sum of one element, of terms of one kind that each have a graph of their own."""
 
     root: int
     terms: int
     released: int
     """Terms that a backward ran through already."""
     weights_moved: bool
-    """Whether a leaf was saved at different versions: an optimizer's step lies between."""
+    """Whether what one place in the model saved has another version in each: an optimizer's step lies between."""
 
     @property
     def spans_steps(self) -> bool:
         """Whether it is proven that the terms come from several steps."""
-        return self.released > 0 or self.weights_moved
+        return self.weights_moved or 0 < self.released < self.terms
 
 
 class Changed(NamedTuple):

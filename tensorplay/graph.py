@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
@@ -18,6 +17,7 @@ from torch import nn
 from tensorplay.backward import Changed, Graph, slot_text
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
+from tensorplay.decorating import decorated
 from tensorplay.inspection import MAX_TENSORS, explained, named_objects, outside_compiled_code
 from tensorplay.layers import Finding, GraphSummary, SavedChecksum, SavedTensor, Unread
 from tensorplay.live import Live, LiveTensor, scope_names
@@ -28,6 +28,9 @@ from tensorplay.walk import attributes, find_tensors, tracebacks_of, variables_o
 from tensorplay.words import describe, plural
 
 __all__ = ["GraphReport", "GuardBackward", "check_graph", "guard_backward", "saved_for_backward"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class GraphReport(Report):
@@ -164,7 +167,7 @@ def saved_for_backward(roots: object = None) -> GraphReport:
     return GraphReport(
         [],
         graph=graph.summary() if roots is not None else _all_alive(graph),
-        saved=_saved([root for _, root in named], graph),
+        saved=_saved([root for _, root in named], graph, everything=roots is None),
         unread=_busy(graph.busy),
         focus="graph",
     )
@@ -173,7 +176,7 @@ def saved_for_backward(roots: object = None) -> GraphReport:
 _State = Literal["held", "packed_by_hook", "released"]
 
 
-class GuardBackward(ContextDecorator):
+class GuardBackward:
     """What guard_backward() answers: a context, or a decorator; afterwards it has the report.
 
     Before an error of backward, ``.report`` is None and ``.findings`` is empty.
@@ -189,10 +192,20 @@ class GuardBackward(ContextDecorator):
         self.report = None
         return self
 
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Guard each call of a function; of a coroutine function the time it is awaited for.
+
+        Raises:
+            TypeError: it is an asynchronous generator function, or no function.
+        """
+        return decorated(function, lambda: GuardBackward(self._caller), "guard_backward")
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, RuntimeError) or not error.args or not any(word in str(error) for word in _ERRORS):
             return
         message = str(error)
+        if _SAID in message:
+            return  # a guard within this one
         roots = _roots_of(error)
         graph = Graph.of(roots, _known(roots))
         # The backward that failed gave back what it went through: what is farthest was given back before.
@@ -205,7 +218,7 @@ class GuardBackward(ContextDecorator):
         selection = select_findings(found, caller=self._caller, config=lenient_config(self._caller))
         self.report = GraphReport([], selection.findings, graph=graph.summary(), focus="graph", **selection.fields())
         said = "\n".join(_told(finding) for finding in found)
-        error.args = (f"{message}\n\nTensorPlay: {said}", *error.args[1:])
+        error.args = (f"{message}{_SAID}{said}", *error.args[1:])
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -237,6 +250,7 @@ def guard_backward() -> GuardBackward:
 
 
 _ERRORS = ("has been modified by an inplace operation", "backward through the graph a second time")
+_SAID = "\n\nTensorPlay: "
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+) instead")
 _ROOT_NAMES = ("self", "tensors", "outputs")
 
@@ -316,8 +330,8 @@ def _is_named(value: object) -> bool:
     return C.is_tensor(value) or derives(type(value), nn.Module)
 
 
-def _saved(roots: Sequence[Any], graph: Graph) -> tuple[SavedTensor, ...]:
-    slots = C.saved_tensors(roots)[0]
+def _saved(roots: Sequence[Any], graph: Graph, *, everything: bool) -> tuple[SavedTensor, ...]:
+    slots = C.saved_tensors(roots, None, None, everything)[0]
     over: dict[int, list[str]] = {}
     for node, _, argument, index, _, _, record, _ in slots:
         if record is not None and record.storage is not None:

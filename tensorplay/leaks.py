@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from tensorplay.callers import Caller
+from tensorplay.decorating import decorated
 from tensorplay.errors import LeakFound
 from tensorplay.growth import Placed, Storages, Surge, growth_between
 from tensorplay.inspection import outside_compiled_code, print_report
@@ -184,34 +183,9 @@ class LeakCheck:
         Raises:
             TypeError: it is an asynchronous generator function, or no function.
         """
-        if not callable(function):
-            raise TypeError(f"leak_check() decorates a function, got {type(function).__name__}")
-        if inspect.isasyncgenfunction(function):
-            raise TypeError("leak_check() cannot check an asynchronous generator: put `with tp.leak_check():` in it")
-
-        def check() -> LeakCheck:
-            return LeakCheck(self._caller, raises=self._raises, quiet=self._quiet)
-
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with check():
-                return await function(*args, **kwargs)  # type: ignore[misc]
-
-        def iterated(*args: Any, **kwargs: Any) -> Any:
-            with check():
-                return (yield from function(*args, **kwargs))  # type: ignore[misc]
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with check():
-                return function(*args, **kwargs)
-
-        checked = (
-            awaited
-            if inspect.iscoroutinefunction(function)
-            else iterated
-            if inspect.isgeneratorfunction(function)
-            else called
+        return decorated(
+            function, lambda: LeakCheck(self._caller, raises=self._raises, quiet=self._quiet), "leak_check"
         )
-        return cast("Callable[_P, _T]", functools.wraps(function)(checked))
 
     @property
     def report(self) -> GrowthReport:

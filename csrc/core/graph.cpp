@@ -91,7 +91,8 @@ SavedFacts read_saved(const torch::autograd::SavedVariable& variable) {
   return facts;
 }
 
-void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor) {
+void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor,
+                Gradients gradients) {
   PointerSet seen;
   std::vector<Step> open;
   std::vector<SavedSlot> slots;
@@ -123,7 +124,8 @@ void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, Grap
           if (typeid(*step.node) == typeid(torch::autograd::CopySlices)) {
             push(static_cast<const torch::autograd::CopySlices&>(*step.node).fn.get(), step.root);
           }
-          if (const at::TensorBase* leaf = leaf_of(*step.node); leaf != nullptr && leaf->defined()) {
+          const at::TensorBase* leaf = gradients == Gradients::kOfLeaves ? leaf_of(*step.node) : nullptr;
+          if (leaf != nullptr && leaf->defined()) {
             push_owned(gradient_fn_of(*leaf->unsafeGetTensorImpl()), step.root);
           }
         }

@@ -54,10 +54,15 @@ struct GraphRoot {
   const c10::TensorImpl* tensor = nullptr;
 };
 
+// Which gradients' own graphs are gone through: those of the leaves that are met, too, or of the roots alone.
+// A backward goes through none.
+enum class Gradients : uint8_t { kOfLeaves, kOfRoots };
+
 // Needs the GIL where Python functions' nodes are in the graph (`python_saved` may be null: theirs are then
 // not read), and the roots kept alive. A gradient that another thread accumulates now is passed over.
 // O(nodes + edges).
-void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor);
+void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor,
+                Gradients gradients = Gradients::kOfLeaves);
 
 // The node that autograd's field names, also where it is stale; null for a leaf.
 const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& impl);

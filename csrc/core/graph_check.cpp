@@ -52,11 +52,13 @@ bool is_addition(const Node& node) {
   return std::string_view(typeid(node).name()) == "N5torch8autograd9generated12AddBackward0E";
 }
 
-bool is_scalar(const Node& node) {
+bool has_one_element(const Node& node) {
   if (node.num_inputs() != 1) return false;
   const auto& metadata = node.input_metadata(0);
   return !metadata.was_default_constructed() && !metadata.is_cpp_nested_tensor() &&
-         metadata.shape_as_dim_vector().empty();
+         std::ranges::all_of(metadata.shape_as_dim_vector(), [](const c10::SymInt& size) {
+           return !size.is_heap_allocated() && size.as_int_unchecked() == 1;
+         });
 }
 
 // The node behind one that has but one behind it, or null.
@@ -130,6 +132,10 @@ void GraphCheck::visit(const Node& node, size_t root, std::span<const SavedSlot>
   const size_t leaf = leaf_number(node);
   SavedSum* const sums[] = {&total, &by_kind[kind].second, &by_leaf[leaf].second};
   ++by_leaf[leaf].second.nodes;
+  if (slots.empty() && !is_busy && gave_back_ != nullptr && gave_back_(node)) {
+    released.push_back({&node, "saved_tensors", -1, nullptr, 0, root});
+    for (SavedSum* sum : sums) ++sum->slots;
+  }
   for (const SavedSlot& slot : slots) {
     const SavedFacts saved = read_saved(*slot.variable);
     if (saved.state == SlotState::kNothing) continue;
@@ -160,10 +166,10 @@ void GraphCheck::visit(const Node& node, size_t root, std::span<const SavedSlot>
 
 void GraphCheck::find_accumulation(const Node* node, size_t root, PythonSaved python_saved) {
   for (int step = 0; node != nullptr && !is_addition(*node) && step < 2; ++step) {  // as a mean, total / n
-    node = is_scalar(*node) ? only_next(*node) : nullptr;
+    node = has_one_element(*node) ? only_next(*node) : nullptr;
   }
   std::vector<const Node*> terms;
-  while (node != nullptr && is_addition(*node) && is_scalar(*node) && node->num_outputs() == 2) {
+  while (node != nullptr && is_addition(*node) && has_one_element(*node) && node->num_outputs() == 2) {
     const Node* left = node->next_edge(0).function.get();
     const Node* right = node->next_edge(1).function.get();
     if (left == nullptr || right == nullptr) {  // what it began with, as 0
@@ -179,29 +185,48 @@ void GraphCheck::find_accumulation(const Node* node, size_t root, PythonSaved py
   const std::type_info& kind = typeid(*terms.front());
   Accumulation found{root, terms.size(), 0, false};
   PointerSet seen;
-  std::unordered_map<const void*, uint32_t> versions;
-  std::vector<SavedSlot> slots;
+  std::vector<Versions> versions;
   for (const Node* term : terms) {
     if (typeid(*term) != kind) return;  // terms of one loss, as a penalty is
-    bool is_released = false;
-    each_behind(term, seen, [&](const Node& at) {
-      const std::unique_lock<std::mutex> lock(compat::node_mutex(at), std::try_to_lock);
-      slots.clear();
-      if (lock.owns_lock()) read_slots(at, python_saved, slots);
-      for (const SavedSlot& slot : slots) {
-        const SavedFacts saved = read_saved(*slot.variable);
-        is_released = is_released || saved.state == SlotState::kReleased;
-        if (saved.state != SlotState::kHeld) continue;
-        const c10::TensorImpl& impl = *saved.tensor->unsafeGetTensorImpl();
-        if (!of_leaves_.contains(impl.unsafe_storage().unsafeGetStorageImpl())) continue;
-        const auto known = versions.emplace(version_counter_of(impl), saved.expected_version).first;
-        found.weights_moved = found.weights_moved || known->second != saved.expected_version;
-      }
-      return true;
-    });
-    found.released += is_released ? 1 : 0;
+    found.released += read_term(*term, python_saved, seen, versions.emplace_back()) ? 1 : 0;
   }
+  found.weights_moved = terms.size() > 2 && any_moves(versions);
   accumulations.push_back(found);
+}
+
+bool GraphCheck::read_term(const Node& term, PythonSaved python_saved, PointerSet& seen, Versions& versions) {
+  bool is_released = false;
+  std::vector<SavedSlot> slots;
+  each_behind(&term, seen, [&](const Node& at) {
+    const std::unique_lock<std::mutex> lock(compat::node_mutex(at), std::try_to_lock);
+    slots.clear();
+    if (lock.owns_lock()) read_slots(at, python_saved, slots);
+    const c10::TensorImpl* leaf = slots.empty() ? nullptr : leaf_behind(at);
+    for (const SavedSlot& slot : slots) {
+      const SlotState state = read_saved(*slot.variable).state;
+      is_released = is_released || state == SlotState::kReleased;
+      if (leaf == nullptr || (state != SlotState::kHeld && state != SlotState::kReleased)) continue;
+      // Of several alike in one term, as in a recurrent net, the first.
+      versions.try_emplace({leaf, &typeid(at), slot.argument}, compat::saved_version(*slot.variable));
+    }
+    return true;
+  });
+  return is_released;
+}
+
+// Whether what some place saved has an older version in each term than in the one before: the terms come from
+// the last one back. A released slot keeps its number.
+bool GraphCheck::any_moves(const std::vector<Versions>& terms) {
+  return std::ranges::any_of(terms.front(), [&](const auto& first) {
+    const auto& [place, version] = first;
+    uint32_t last = version;
+    for (size_t i = 1; i < terms.size(); ++i) {
+      const auto found = terms[i].find(place);
+      if (found == terms[i].end() || found->second >= last) return false;
+      last = found->second;
+    }
+    return true;
+  });
 }
 
 void GraphCheck::find_cycles() {

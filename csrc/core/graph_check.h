@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <typeinfo>
 #include <unordered_map>
 #include <vector>
@@ -36,20 +38,24 @@ struct SavedSum {
   uint64_t packed = 0;    // slots that a hook packed: their bytes are not known
 };
 
-// A scalar that scalars are added up in, each with a graph of its own.
+// A sum of one element, of terms that each have a graph of their own.
 struct Accumulation {
   size_t root = 0;
   uint64_t terms = 0;
-  uint64_t released = 0;       // terms that a backward ran through already
-  bool weights_moved = false;  // a leaf was saved at different versions: an optimizer's step lies between
+  uint64_t released = 0;  // terms that a backward ran through already
+  // What one place in the model saved has another version in each term: an optimizer's step lies between.
+  bool weights_moved = false;
 };
 
 // The name of a node, for sums by kind. Python functions' nodes have a name each, the others one a class.
 using NodeName = std::string (*)(const torch::autograd::Node& node);
 
+// Whether a Python function's node gave back what it saved, of which nothing is left to see.
+using GaveBack = bool (*)(const torch::autograd::Node& node);
+
 class GraphCheck : public GraphVisitor {
  public:
-  explicit GraphCheck(NodeName name) : name_(name) {}
+  GraphCheck(NodeName name, GaveBack gave_back) : name_(name), gave_back_(gave_back) {}
 
   void visit(const torch::autograd::Node& node, size_t root, std::span<const SavedSlot> slots,
              bool busy) override;
@@ -79,10 +85,17 @@ class GraphCheck : public GraphVisitor {
   size_t kind_of(const torch::autograd::Node& node);
   size_t leaf_number(const torch::autograd::Node& node);
   void find_accumulation(const torch::autograd::Node* node, size_t root, PythonSaved python_saved);
+  // By leaf, kind of node and argument: the version that the node saved there.
+  using Versions =
+      std::map<std::tuple<const c10::TensorImpl*, const std::type_info*, std::string_view>, uint32_t>;
+  static bool read_term(const torch::autograd::Node& term, PythonSaved python_saved, PointerSet& seen,
+                        Versions& versions);
+  static bool any_moves(const std::vector<Versions>& terms);
   void find_cycles();
   void add_storage(const c10::TensorImpl& impl, size_t kind, size_t leaf);
 
   NodeName name_;
+  GaveBack gave_back_;
   std::unordered_map<const std::type_info*, size_t> kinds_;  // one class may have several of these
   std::unordered_map<std::string, size_t> kinds_by_name_;
   std::unordered_map<const c10::TensorImpl*, size_t> leaves_;

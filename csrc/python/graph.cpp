@@ -166,9 +166,11 @@ bool read_graph_roots(PyObject* sequence, std::vector<GraphRoot>& out) {
 }
 
 PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 1, 3, "saved_tensors(roots, sharing_counter_with=None, storages=None)")) {
+  if (!need_arguments(count, 1, 4,
+                      "saved_tensors(roots, sharing_counter_with=None, storages=None, gradients=True)")) {
     return nullptr;
   }
+  const bool gradients = count < 4 || args[3] == Py_True;
   return guarded([&]() -> PyObject* {
     const void* counter = nullptr;
     if (count > 1 && args[1] != Py_None) {
@@ -186,7 +188,9 @@ PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
     SavedList saved(list, counter, by_storage ? &storages : nullptr);
     std::vector<GraphRoot> roots;
     const bool valid = read_roots(args[0], roots, saved);
-    if (valid) walk_graph(roots, saved_by_python, saved);
+    if (valid) {
+      walk_graph(roots, saved_by_python, saved, gradients ? Gradients::kOfLeaves : Gradients::kOfRoots);
+    }
     if (!valid || saved.failed()) {
       Py_DECREF(list);
       return nullptr;
@@ -304,7 +308,7 @@ PyObject* saved_checksums(PyObject*, PyObject* roots_given) {
     PyObject* list = PyList_New(0);
     if (list == nullptr) return nullptr;
     ChecksumList sums(list);
-    walk_graph(roots, saved_by_python, sums);
+    walk_graph(roots, saved_by_python, sums, Gradients::kOfRoots);
     if (sums.failed()) Py_CLEAR(list);
     return list;
   });
@@ -314,8 +318,8 @@ PyObject* check_graph(PyObject*, PyObject* roots_given) {
   return guarded([&]() -> PyObject* {
     std::vector<GraphRoot> roots;
     if (!read_graph_roots(roots_given, roots)) return nullptr;
-    GraphCheck check(plain_name);
-    walk_graph(roots, saved_by_python, check);
+    GraphCheck check(plain_name, gave_back_by_python);
+    walk_graph(roots, saved_by_python, check, Gradients::kOfRoots);
     check.finish(roots, saved_by_python);
     const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
     return Py_BuildValue("(NKKKKKKNNNNNNN)", sum_of(check.total), number(check.busy),
@@ -385,10 +389,12 @@ PyObject* view_of(PyObject*, PyObject* object) {
 
 PyMethodDef methods[] = {
     {"saved_tensors", fast_call(saved_tensors), METH_FASTCALL,
-     "saved_tensors(roots, sharing_counter_with=None, storages=None, /)\n--\n\nAnswer what the graphs behind "
+     "saved_tensors(roots, sharing_counter_with=None, storages=None, gradients=True, /)\n--\n\nAnswer what "
+     "the graphs behind "
      "some tensors and nodes saved for backward: a list of (node, address, argument, index, state, "
      "expected_version, record, root), "
-     "the number of nodes, and of those another thread held."},
+     "the number of nodes, and of those another thread held. Without `gradients` the graphs behind leaves' "
+     "gradients, through which no backward goes, are left out."},
     {"check_graph", check_graph, METH_O,
      "check_graph(roots, /)\n--\n\nLook at the graphs behind some tensors and nodes: the sum of what they "
      "saved "

@@ -64,6 +64,15 @@ std::span<const torch::autograd::SavedVariable> saved_by_python(const torch::aut
   return reinterpret_cast<const THPFunction*>(object)->saved_variables;
 }
 
+bool gave_back_by_python(const torch::autograd::Node& node) {
+  if (!is_python_node(typeid(node))) return false;
+  PyObject* object = static_cast<const torch::autograd::PyNode&>(node).pyobj();
+  if (object == nullptr || PyType_IsSubtype(Py_TYPE(object), &THPFunctionType) == 0) return false;
+  const auto* function = reinterpret_cast<const THPFunction*>(object);
+  // A list that was emptied keeps its room: one that never held anything has none.
+  return function->has_freed_buffers != 0 && function->saved_variables.capacity() > 0;
+}
+
 bool is_saved_class(PyTypeObject* type) {
   return type == saved_class;
 }

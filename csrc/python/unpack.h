@@ -29,6 +29,9 @@ const torch::autograd::Node* unpack_node(PyObject* object);
 // What a Python autograd.Function saved; nothing for any other node. Fits PythonSaved of core/graph.h.
 std::span<const torch::autograd::SavedVariable> saved_by_python(const torch::autograd::Node& node);
 
+// Whether a Python autograd.Function's node saved tensors and gave them back after backward.
+bool gave_back_by_python(const torch::autograd::Node& node);
+
 // True for torch.utils.checkpoint's frame, which keeps the arguments to compute from again as `saved_args`.
 bool is_checkpoint_class(PyTypeObject* type);
 

@@ -45,9 +45,10 @@ class SavedTensorWritten(SceneRule, GraphRule):
 
     ## Known limits
 
-    What a hook packed has no version that PyTorch checks, and neither has this. A custom Function's saved tensors raise
-    when its backward reads them: one that does not raises nothing. Writes through `.data` and NumPy move no version.
-    Whether anybody will call backward is not known.
+    What a hook packed has no version that PyTorch checks, and neither has this; of a checkpointed function's inputs
+    PyTorch checks the version when it computes them again, which this does not see. A custom Function's saved tensors
+    raise when its backward reads them: one that does not raises nothing. Writes through `.data` and NumPy move no
+    version. Whether anybody will call backward is not known.
 
     ## Example
 
@@ -104,7 +105,9 @@ class SavedTensorWritten(SceneRule, GraphRule):
         weight = (impl.is_leaf and impl.requires_grad) or (impl.base_is_leaf and impl.base_requires_grad)
         return self.finding(
             name or f"a saved {describe(record)}",
-            headline="a tensor saved for backward was written since: backward will raise",
+            headline="a tensor that a custom Function saved was written since: its backward raises if it reads it"
+            if all(at.argument == "saved_tensors" for at in members)
+            else "a tensor saved for backward was written since: backward will raise",
             subject=f"{describe(record)} saved by {some_of(savers)} at version {first.expected_version}, "
             f"now at version {record.impl.version}",
             evidence={
@@ -265,7 +268,7 @@ class GraphFreed(GraphRule):
 
     def in_graph(self, graph: Graph) -> Iterator[Finding]:
         """Explain the one finding."""
-        if not graph.released or any(found.released for found in graph.accumulations):
+        if not graph.released or any(found.released and found.spans_steps for found in graph.accumulations):
             return  # what a sum keeps of several steps is TP310
         nodes = list(dict.fromkeys(at.address for at in graph.released))
         first = graph.released[0]
@@ -294,10 +297,11 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
 
     ## What it checks
 
-    Whether a scalar was made by adding up scalars of one kind, each with a graph of its own, and the terms come from
-    several steps: a backward ran through some of them already, or a weight was saved at different versions, so that
-    the optimizer stepped in between. `terms`, `released` and `activation_bytes_held` say how much hangs on it. Three
-    terms and more for which neither is proven are an info of check_graph().
+    Whether a tensor of one element was made by adding up terms of one kind, each with a graph of its own, and the terms
+    come from several steps: a backward ran through some of them already and not through others, or one place in the
+    model saved another version in each, so that the optimizer stepped in between. `terms`, `released` and
+    `activation_bytes_held` say how much hangs on it. Three terms and more for which neither is proven are an info of
+    check_graph().
 
     ## Why it matters
 
@@ -306,31 +310,35 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
 
     ## Known limits
 
-    Losses of one step that are added up for one backward look alike until the optimizer steps: they are the info. A
-    sum by `torch.stack()` or `sum()` of a list is seen as far as PyTorch made additions of it.
+    Losses of one step that are added up for one backward look alike as long as no optimizer steps: they are the info.
+    Sums by `torch.stack()`, by subtraction, or of more than one element are not looked through.
 
     ## Example
 
     ```python
-    model = torch.nn.Linear(100, 100)
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU(), torch.nn.Linear(100, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     total = 0
     for _ in range(3):
         loss = model(torch.ones(50, 100)).exp().mean()
         loss.backward()
+        optimizer.step()
         total = total + loss
-    tp.check_graph(total)
+    tp.check({"total": total})
     ```
 
     ## Use instead
 
     ```python
-    model = torch.nn.Linear(100, 100)
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU(), torch.nn.Linear(100, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     total = 0
     for _ in range(3):
         loss = model(torch.ones(50, 100)).exp().mean()
         loss.backward()
+        optimizer.step()
         total = total + loss.detach()
-    tp.check_graph(total)
+    tp.check({"total": total})
     ```
 
     ## Fix safety
@@ -358,9 +366,9 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
                 continue
             held = f"{bytes_text(graph.total.nbytes)} in {plural(graph.total.storages, 'storage')}"
             proof = (
-                f"a backward ran through {found.released} of them"
-                if found.released
-                else "a weight was saved at different versions: the optimizer stepped in between"
+                "one place in the model saved another version in each: the optimizer stepped in between"
+                if found.weights_moved
+                else f"a backward ran through {found.released} of them"
             )
             yield self.finding(
                 graph.roots[found.root],

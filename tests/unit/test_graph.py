@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 from collections.abc import Callable
@@ -168,6 +169,43 @@ def test_tp206_of_a_custom_function():
     assert (finding.evidence["node"], finding.evidence["argument"]) == ("SquareBackward", "saved_tensors[0]")
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_tp208_of_a_custom_function_that_saved_something(saves):
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            if saves:
+                ctx.save_for_backward(x)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad * (torch.ones_like(ctx.saved_tensors[0]) if saves else 1)
+
+    y = Double.apply(leaf())
+    y.sum().backward()
+    assert codes(tp.check_graph(y)) == (["TP208"] if saves else [])
+    again = y * 1.0
+    assert codes(tp.check_graph(again)) == (["TP208"] if saves else [])
+    if saves:
+        with pytest.raises(RuntimeError, match="a second time"):
+            again.sum().backward()
+    else:
+        again.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.* with create_graph")
+def test_the_graph_behind_a_gradient_is_not_the_losss():
+    x = leaf(10)
+    other = x.exp()
+    x.grad = (other * other).detach() * other  # as create_graph leaves one
+    loss = x.sin().sum()
+    with torch.no_grad():
+        other.add_(1)
+    assert "TP206" not in codes(tp.check_graph(loss))
+    assert {one.held_by for one in tp.saved_for_backward(loss).saved} == {"SinBackward0._saved_self"}
+
+
 def test_tp208_tells_a_used_graph_and_a_used_part():
     hidden = leaf().exp()
     hidden.sum().backward()
@@ -199,25 +237,41 @@ def summed(steps: int, *, backward: bool, step: bool = False, detach: bool = Fal
         loss = model(leaf(4, 10)).exp().mean()
         total = total + (loss.detach() if detach else loss)
         if backward:
-            loss.backward(retain_graph=step)
+            loss.backward()
         if step:
             optimizer.step()
     return total
 
 
 def test_tp310_needs_a_proof_that_steps_lie_between():
-    (used,) = tp.check_graph(summed(3, backward=True)).findings
-    assert (used.severity, used.evidence["terms"], used.evidence["released"]) == ("warning", 3, 3)
-    (moved,) = [f for f in tp.check_graph(summed(3, backward=False, step=True) / 3).findings if f.code == "TP310"]
-    assert moved.severity == "warning" if moved.evidence["weights_moved"] else moved.severity == "info"
-    (moved,) = [f for f in tp.check_graph(summed(3, backward=True, step=True)).findings if f.code == "TP310"]
-    assert (moved.severity, moved.evidence["weights_moved"], moved.evidence["released"]) == ("warning", True, 0)
+    total = summed(3, backward=True, step=True)
+    for report in (tp.check_graph(total), tp.check({"total": total}), tp.check_graph(total / 3)):
+        found = {finding.code: finding for finding in report.findings}
+        assert found["TP310"].severity == "warning"
+        assert (found["TP310"].evidence["terms"], found["TP310"].evidence["weights_moved"]) == (3, True)
+        assert "TP208" not in found  # one finding for one cause
+    partly = summed(3, backward=True) + leaf(4, 10).exp().mean()
+    (finding,) = tp.check_graph(partly).findings
+    assert (finding.code, finding.evidence["released"], finding.evidence["terms"]) == ("TP310", 3, 4)
     (unproven,) = tp.check_graph(summed(3, backward=False) / 3).findings
     assert (unproven.code, unproven.severity) == ("TP310", "info")
     assert (unproven.evidence["terms"], unproven.evidence["released"]) == (3, 0)
     assert unproven.evidence["activation_bytes_held"] >= 3 * 4 * 4 * 10
     assert codes(tp.check({"total": summed(3, backward=False)})) == []
-    assert codes(tp.check({"total": summed(3, backward=True)})) == ["TP310"]
+
+
+@pytest.mark.parametrize("terms", [2, 4])
+def test_tp310_is_silent_on_one_step_whose_losses_are_added_up(terms):
+    model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        loss = sum((model(torch.randn(4, 10)).pow(2).mean() for _ in range(terms)), torch.zeros(()))
+        loss.backward()
+        assert [f.code for f in tp.check({"model": model, "loss": loss}).findings if f.severity != "info"] == []
+        optimizer.step()
+        optimizer.zero_grad()
+        assert [f.code for f in tp.check({"model": model, "loss": loss}).findings if f.severity != "info"] == []
+    assert "TP208" in codes(tp.check_graph(loss))
 
 
 def test_tp310_is_silent_on_sums_of_another_kind():
@@ -377,6 +431,24 @@ def test_the_guard_tells_a_graph_that_was_used():
     assert "TP208" in str(raised.value)
     assert "ExpBackward0 (result)" in str(raised.value)
     assert codes(guard) == ["TP208"]
+
+
+def test_guards_within_guards_and_around_coroutines():
+    def fail() -> None:
+        y = leaf().exp()
+        with torch.no_grad():
+            y.add_(1)
+        y.sum().backward()
+
+    @tp.guard_backward()
+    async def fail_later() -> None:
+        fail()
+
+    with pytest.raises(RuntimeError) as raised, tp.guard_backward(), tp.guard_backward():
+        fail()
+    assert str(raised.value).count("TensorPlay: ") == 1
+    with pytest.raises(RuntimeError, match="TensorPlay: TP206"):
+        asyncio.run(fail_later())
 
 
 def test_the_guard_leaves_all_else_alone():
