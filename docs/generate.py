@@ -59,12 +59,13 @@ SIGNATURES = {
     ),
     "find_owners": "(kind: str, addresses: list[int], /) -> list[tuple[int, list[str]]]",
     "check_graph": (
-        "(roots: Sequence[object], /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], "
+        "(roots: Sequence[object], parameters: Sequence[int] = (), /) -> "
+        "tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], "
         "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], "
         "list[tuple[int, int, int, bool]], list[int]]"
     ),
     "saved_checksums": (
-        "(roots: Sequence[object], /) -> list[tuple[str, int, str, int | None, int | None, int, TensorRecord]]"
+        "(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]"
     ),
     "find_storages": (
         "(own: str, known: memoryview | bytes | None = None, apart: tuple[type, ...] = (), "

@@ -422,8 +422,8 @@ class TensorRecord:
 def buffer_of(object: object, /) -> tuple[int, int] | None:
     """Answer address and bytes of the buffer a built-in object has now, or None."""
 
-def check_graph(roots: Sequence[object], /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], list[tuple[int, int, int, bool]], list[int]]:
-    """Look at the graphs behind some tensors and nodes: the sum of what they saved (nodes, slots, storages, nbytes, packed by hooks) beside what leaves have; busy nodes; storages and bytes of leaves that were saved; how many slots were written since, given back, left without memory, and the first of each as (node, address, argument, index, expected_version, record, root); the sums by kind of node, and by the address of the leaf that a node works with; scalars that others were added up in, as (root, terms, those that a backward ran through, whether leaves were saved at several versions); leaves whose gradient's graph leads back to them."""
+def check_graph(roots: Sequence[object], parameters: Sequence[int] = (), /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], list[tuple[int, int, int, bool]], list[int]]:
+    """Look at the graphs behind some tensors and nodes: the sum of what they saved (nodes, slots, storages, nbytes, packed by hooks) beside what leaves have, or storages at the addresses `parameters`; busy nodes; storages and bytes of leaves that were saved; how many slots were written since, given back, left without memory, and the first of each as (node, address, argument, index, expected_version, record, root); the sums by kind of node, and by the address of the leaf that a node works with; scalars that others were added up in, as (root, terms, those that a backward ran through, whether leaves were saved at several versions); leaves whose gradient's graph leads back to them."""
 
 def coverage_of(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]:
     """Answer how many bytes of a storage some regions reach: the number or None, and bounds of it."""
@@ -494,8 +494,8 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
 
-def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, str, int | None, int | None, int, TensorRecord]]:
-    """Sum up the bytes of what the graphs behind some tensors and nodes saved, as far as this process can read them: (node, its sequence number, argument, index, version, sum, record)."""
+def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]:
+    """Sum up the bytes of what the graphs behind some tensors and nodes saved, as far as this process can read them: (node, its thread and sequence number, argument, index, version, sum, record)."""
 
 def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, gradients: bool = True, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
     """Answer what the graphs behind some tensors and nodes saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held. Without `gradients` the graphs behind leaves' gradients, through which no backward goes, are left out."""

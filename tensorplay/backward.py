@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C
 from tensorplay.layers import GraphSummary, SavedSum
 
-__all__ = ["Accumulation", "Changed", "Graph", "SavedAt", "slot_text"]
+__all__ = ["Accumulation", "Changed", "Graph", "Known", "SavedAt", "slot_text"]
 
 _NO_MODULE = "no parameters"
 
@@ -37,6 +37,15 @@ class SavedAt(NamedTuple):
 def slot_text(argument: str, index: int | None) -> str:
     """Name a place for a saved tensor: ``self``, ``tensors[1]``."""
     return argument if index is None else f"{argument}[{index}]"
+
+
+class Known(NamedTuple):
+    """A tensor that can be named."""
+
+    path: str
+    record: Any
+    """The native record."""
+    is_parameter: bool
 
 
 class Accumulation(NamedTuple):
@@ -91,19 +100,22 @@ class Graph(NamedTuple):
     """The same, by their version counter: a view shares its base's."""
 
     @classmethod
-    def of(cls, named: Sequence[tuple[str, Any]], known: Iterable[tuple[str, Any]]) -> Graph:
+    def of(cls, named: Sequence[tuple[str, Any]], known: Sequence[Known]) -> Graph:
         """Read the graph behind some tensors and nodes.
 
         Args:
             named: the roots, with their names.
-            known: paths and native records of tensors that can be named.
+            known: tensors that can be named.
         """
-        answer = C.check_graph([root for _, root in named])
+        parameters = {
+            one.record.storage.address for one in known if one.is_parameter and one.record.storage is not None
+        }
+        answer = C.check_graph([root for _, root in named], list(parameters))
         total, busy, leaf_storages, leaf_nbytes, *counts = answer[:7]
         written, released, memoryless, by_kind, by_leaf, accumulations, cycles = answer[7:]
         names: dict[int, str] = {}
         counters: dict[int, str] = {}
-        for path, record in known:
+        for path, record, _ in known:
             names.setdefault(record.impl.address, path)
             if record.impl.version_counter is not None:
                 counters.setdefault(record.impl.version_counter, path)

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
@@ -14,7 +14,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
-from tensorplay.backward import Changed, Graph, slot_text
+from tensorplay.backward import Changed, Graph, Known, slot_text
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.decorating import decorated
@@ -24,7 +24,7 @@ from tensorplay.live import Live, LiveTensor, scope_names
 from tensorplay.reports import Read, Report
 from tensorplay.rules.registry import graph_rules
 from tensorplay.selection import lenient_config, select_findings
-from tensorplay.walk import attributes, find_tensors, tracebacks_of, variables_of
+from tensorplay.walk import attributes, find_tensors, is_parameter, tracebacks_of, variables_of
 from tensorplay.words import describe, plural
 
 __all__ = ["GraphReport", "GuardBackward", "check_graph", "guard_backward", "saved_for_backward"]
@@ -80,13 +80,13 @@ def check_graph(loss: object, *, checksums: bool = False, since: GraphReport | N
     caller = Caller.at(sys._getframe(1))
     if not isinstance(checksums, bool):
         raise TypeError(f"check_graph(checksums=) takes True or False, got {class_name(type(checksums))}")
-    if since is not None and not (isinstance(since, GraphReport) and since.document.checksums):
+    if since is not None and not (isinstance(since, GraphReport) and since.document.checksums is not None):
         raise TypeError("check_graph(since=) takes the report of check_graph(..., checksums=True)")
     roots = _roots(loss, caller, "check_graph")
     graph = Graph.of(roots, _known(roots))
-    sums = C.saved_checksums([root for _, root in roots]) if checksums or since is not None else []
-    if since is not None:
-        graph = graph._replace(changed=_changed(sums, since.document.checksums))
+    sums = C.saved_checksums([root for _, root in roots]) if checksums or since is not None else None
+    if since is not None and sums is not None:
+        graph = graph._replace(changed=_changed(sums, since.document.checksums or ()))
     findings = [finding for rule in graph_rules() for finding in rule.in_graph(graph)]
     findings += explained([Read(f"{at.node}._saved_{at.slot}", at.record) for at in graph.memoryless], caller, ())[1]
     selection = select_findings(findings, caller=caller, config=lenient_config(caller))
@@ -94,39 +94,40 @@ def check_graph(loss: object, *, checksums: bool = False, since: GraphReport | N
         [],
         selection.findings,
         graph=graph.summary(),
-        checksums=tuple(_checksum(one) for one in sums),
-        unread=_busy(graph.busy),
+        checksums=None if sums is None else tuple(_checksum(one) for one in sums),
+        unread=(*_busy(graph.busy), *_cut(graph)),
         focus="graph",
         **selection.fields(),
     )
 
 
 def _checksum(one: Any) -> SavedChecksum:
-    node, sequence_nr, argument, index, version, checksum, _ = one
-    slot = slot_text(argument, index)
-    return SavedChecksum(node=node, sequence_nr=sequence_nr, argument=slot, version=version, checksum=checksum)
+    node, thread, sequence_nr, argument, index, version, checksum, _ = one
+    return SavedChecksum(
+        node=node,
+        thread=thread,
+        sequence_nr=sequence_nr,
+        argument=slot_text(argument, index),
+        version=version,
+        checksum=checksum,
+    )
 
 
 def _changed(sums: Sequence[Any], before: Iterable[SavedChecksum]) -> list[Changed]:
     """Answer the saved tensors whose bytes changed though their version did not."""
-    known = {(one.node, one.sequence_nr, one.argument): one for one in before}
+    known = {(one.thread, one.sequence_nr, one.argument): one for one in before}
     found = []
     for entry in sums:
         now = _checksum(entry)
-        then = known.get((now.node, now.sequence_nr, now.argument))
+        then = known.get((now.thread, now.sequence_nr, now.argument))
         if then is None or (then.version, then.checksum) == (now.version, now.checksum) or then.version != now.version:
             continue
-        if not now.argument.startswith(_STATISTICS):
-            found.append((now, entry[-1]))
+        found.append((now, entry[-1]))
     live = Live().over(record.storage.address for _, record in found)
     return [
         Changed(now.node, now.argument, record, tuple(_aliases(record, live[record.storage.address])))
         for now, record in found
     ]
-
-
-_STATISTICS = ("running_mean", "running_var")
-"""What a batch norm saves and writes without a version; its backward reads them in evaluation alone."""
 
 
 def _aliases(record: Any, over: Iterable[LiveTensor]) -> Iterator[str]:
@@ -163,7 +164,7 @@ def saved_for_backward(roots: object = None) -> GraphReport:
         named = [("everything alive", root) for root in Live().roots if type(root) is not _SAVED_ARGUMENT]
     else:
         named = _roots(roots, caller, "saved_for_backward")
-    graph = Graph.of(named, _known(named if roots is not None else ()))
+    graph = Graph.of(named, _known(named if roots is not None else []))
     return GraphReport(
         [],
         graph=graph.summary() if roots is not None else _all_alive(graph),
@@ -212,12 +213,13 @@ class GuardBackward:
         graph = graph._replace(released=graph.released[::-1])
         code = "TP206" if _ERRORS[0] in message else "TP208"
         found = [finding for rule in graph_rules() if rule.code == code for finding in rule.in_graph(graph)]
-        found = [finding for finding in found if code != "TP206" or _tells(finding, message)] or found
+        found = [finding for finding in found if code != "TP206" or _tells(finding, message)]
         if not found:
             return
         selection = select_findings(found, caller=self._caller, config=lenient_config(self._caller))
         self.report = GraphReport([], selection.findings, graph=graph.summary(), focus="graph", **selection.fields())
-        said = "\n".join(_told(finding) for finding in found)
+        more = f"\nand {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+        said = "\n".join(_told(finding) for finding in found[:_MOST_TOLD]) + more
         error.args = (f"{message}{_SAID}{said}", *error.args[1:])
 
     @property
@@ -250,6 +252,7 @@ def guard_backward() -> GuardBackward:
 
 
 _ERRORS = ("has been modified by an inplace operation", "backward through the graph a second time")
+_MOST_TOLD = 3
 _SAID = "\n\nTensorPlay: "
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+) instead")
 _ROOT_NAMES = ("self", "tensors", "outputs")
@@ -298,6 +301,15 @@ def _busy(count: int) -> tuple[Unread, ...]:
     )
 
 
+def _cut(graph: Graph) -> Iterator[Unread]:
+    for count, listed, what in (
+        (graph.counts[0], graph.written, "saved tensors that were written"),
+        (graph.counts[2], graph.memoryless, "saved tensors without memory"),
+    ):
+        if count > len(listed):
+            yield Unread(name=f"{count} {what}", reason=f"the first {len(listed)} are explained")
+
+
 def _roots(asked: object, caller: Caller, call: str) -> list[tuple[str, Any]]:
     """Answer the tensors and nodes handed in, with their names."""
     named = named_objects(asked)
@@ -309,12 +321,7 @@ def _roots(asked: object, caller: Caller, call: str) -> list[tuple[str, Any]]:
     return named
 
 
-class _Known(NamedTuple):
-    path: str
-    record: Any
-
-
-def _known(roots: Sequence[tuple[str, Any]]) -> list[_Known]:
+def _known(roots: Sequence[tuple[str, Any]]) -> list[Known]:
     """Answer the tensors that the caller can name: those handed in, variables, and modules' parameters and buffers."""
     scope: list[tuple[str, Any]] = [*roots]
     for name, value in scope_names():
@@ -323,7 +330,11 @@ def _known(roots: Sequence[tuple[str, Any]]) -> list[_Known]:
         elif name in ("self", "cls"):
             scope += [(f"{name}.{key}", inner) for key, inner in attributes(value).items() if _is_named(inner)]
     places = find_tensors(scope, most=MAX_TENSORS).places
-    return [_Known(place.path, C.read(place.tensor)) for place in places if place.tensor is not None]
+    return [
+        Known(place.path, C.read(place.tensor), is_parameter(place.tensor))
+        for place in places
+        if place.tensor is not None
+    ]
 
 
 def _is_named(value: object) -> bool:

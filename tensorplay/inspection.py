@@ -17,7 +17,7 @@ import torch
 from torch._C._dynamo import eval_frame
 
 from tensorplay.arrays import owner_of, producer_of, read_array
-from tensorplay.backward import Graph
+from tensorplay.backward import Graph, Known
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name
 from tensorplay.differences import Held, changes_between, compared
@@ -443,7 +443,7 @@ def _graph_behind(places: Sequence[Place], reads: Sequence[Read]) -> Graph | Non
         # A gradient without a Python object follows the tensor whose it is.
         if read.record.impl.grad_fn is not None:
             roots.append(owner)
-    return Graph.of(roots, ((read.name, read.record) for read in reads)) if roots else None
+    return Graph.of(roots, [Known(read.name, read.record, read.is_parameter) for read in reads]) if roots else None
 
 
 def report_of(

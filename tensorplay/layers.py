@@ -850,8 +850,10 @@ class SavedChecksum(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     """Name of the node."""
+    thread: int
+    """Number of the thread that made it."""
     sequence_nr: int
-    """Its number: PyTorch gives each to one node of a thread."""
+    """Its number among that thread's nodes."""
     argument: str
     """Of the operator, with the index in a list."""
     version: int | None
@@ -924,7 +926,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The graph behind some tensors, where check_graph() or saved_for_backward() asked."""
     saved: tuple[SavedTensor, ...] = ()
     """What was saved for backward, where saved_for_backward() asked; the largest first."""
-    checksums: tuple[SavedChecksum, ...] = ()
+    checksums: tuple[SavedChecksum, ...] | None = None
     """Sums over what was saved for backward, where check_graph() was asked for them."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""

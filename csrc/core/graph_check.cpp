@@ -47,6 +47,7 @@ bool lacks_memory(const c10::TensorImpl& impl) {
 
 // Ends what the walk over one graph goes through; no more than this is worth a search.
 constexpr size_t kMostSearched = 64;
+constexpr uint64_t kMostTimes = 4;
 
 bool is_addition(const Node& node) {
   return std::string_view(typeid(node).name()) == "N5torch8autograd9generated12AddBackward0E";
@@ -184,20 +185,22 @@ void GraphCheck::find_accumulation(const Node* node, size_t root, PythonSaved py
   terms.push_back(node);
   const std::type_info& kind = typeid(*terms.front());
   Accumulation found{root, terms.size(), 0, false};
-  PointerSet seen;
   std::vector<Versions> versions;
+  uint64_t left = kMostTimes * total.nodes;  // what terms share is read for each of them
   for (const Node* term : terms) {
-    if (typeid(*term) != kind) return;  // terms of one loss, as a penalty is
-    found.released += read_term(*term, python_saved, seen, versions.emplace_back()) ? 1 : 0;
+    if (typeid(*term) != kind || left == 0) return;  // terms of one loss, as a penalty is
+    found.released += read_term(*term, python_saved, left, versions.emplace_back()) ? 1 : 0;
   }
   found.weights_moved = terms.size() > 2 && any_moves(versions);
   accumulations.push_back(found);
 }
 
-bool GraphCheck::read_term(const Node& term, PythonSaved python_saved, PointerSet& seen, Versions& versions) {
+bool GraphCheck::read_term(const Node& term, PythonSaved python_saved, uint64_t& left, Versions& versions) {
   bool is_released = false;
+  PointerSet seen;
   std::vector<SavedSlot> slots;
   each_behind(&term, seen, [&](const Node& at) {
+    if (left == 0 || --left == 0) return false;
     const std::unique_lock<std::mutex> lock(compat::node_mutex(at), std::try_to_lock);
     slots.clear();
     if (lock.owns_lock()) read_slots(at, python_saved, slots);
@@ -235,12 +238,18 @@ void GraphCheck::find_cycles() {
     const at::TensorBase* gradient = grad_of(*leaf);
     PointerSet seen;
     bool leads_back = false;
-    each_behind(gradient == nullptr ? nullptr : grad_fn_of(*gradient->unsafeGetTensorImpl()), seen,
-                [&](const Node& node) {
-                  const at::TensorBase* reached = leaf_of(node);
-                  leads_back = leads_back || (reached != nullptr && reached->unsafeGetTensorImpl() == leaf);
-                  return !leads_back;
-                });
+    std::vector<const at::TensorBase*> gradients{gradient};  // of two leaves each may lead to the other
+    for (size_t next = 0; next < gradients.size() && !leads_back; ++next) {
+      const at::TensorBase* from = gradients[next];
+      each_behind(from == nullptr ? nullptr : grad_fn_of(*from->unsafeGetTensorImpl()), seen,
+                  [&](const Node& node) {
+                    const at::TensorBase* reached = leaf_of(node);
+                    if (reached == nullptr || !reached->defined()) return true;
+                    leads_back = leads_back || reached->unsafeGetTensorImpl() == leaf;
+                    gradients.push_back(grad_of(*reached->unsafeGetTensorImpl()));
+                    return !leads_back;
+                  });
+    }
     if (leads_back) cycles.push_back(leaf);
   }
 }

@@ -59,12 +59,15 @@ class GraphCheck : public GraphVisitor {
 
   void visit(const torch::autograd::Node& node, size_t root, std::span<const SavedSlot> slots,
              bool busy) override;
+  // Before the walk: a storage that would be there anyway, as a frozen parameter's. To compare, never to
+  // follow.
+  void expect(const c10::StorageImpl* storage) { of_leaves_.insert(storage); }
   // After the walk, with its roots.
   void finish(std::span<const GraphRoot> roots, PythonSaved python_saved);
 
   SavedSum total;
   uint64_t busy = 0;
-  uint64_t leaf_storages = 0;  // saved storages that leaves of the graph have: weights
+  uint64_t leaf_storages = 0;  // saved storages that leaves of the graph have, or that were expected: weights
   uint64_t leaf_nbytes = 0;
   std::vector<SavedAt> written;     // their version moved since they were saved: backward will raise
   std::vector<SavedAt> released;    // given back by a backward that ran: a second one will raise
@@ -88,7 +91,7 @@ class GraphCheck : public GraphVisitor {
   // By leaf, kind of node and argument: the version that the node saved there.
   using Versions =
       std::map<std::tuple<const c10::TensorImpl*, const std::type_info*, std::string_view>, uint32_t>;
-  static bool read_term(const torch::autograd::Node& term, PythonSaved python_saved, PointerSet& seen,
+  static bool read_term(const torch::autograd::Node& term, PythonSaved python_saved, uint64_t& left,
                         Versions& versions);
   static bool any_moves(const std::vector<Versions>& terms);
   void find_cycles();

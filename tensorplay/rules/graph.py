@@ -101,15 +101,17 @@ class SavedTensorWritten(SceneRule, GraphRule):
         record = first.record
         name = graph.name_of(record)
         savers = list(dict.fromkeys(f"{at.node} ({at.slot})" for at in members))
+        versions = sorted({at.expected_version for at in members})
+        then = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+        unread = all(at.argument == "saved_tensors" for at in members)
         impl = record.impl
         weight = (impl.is_leaf and impl.requires_grad) or (impl.base_is_leaf and impl.base_requires_grad)
         return self.finding(
             name or f"a saved {describe(record)}",
             headline="a tensor that a custom Function saved was written since: its backward raises if it reads it"
-            if all(at.argument == "saved_tensors" for at in members)
+            if unread
             else "a tensor saved for backward was written since: backward will raise",
-            subject=f"{describe(record)} saved by {some_of(savers)} at version {first.expected_version}, "
-            f"now at version {record.impl.version}",
+            subject=f"{describe(record)} saved by {some_of(savers)} at {then}, now at version {record.impl.version}",
             evidence={
                 "saved_version": first.expected_version,
                 "version_now": record.impl.version,
@@ -122,7 +124,8 @@ class SavedTensorWritten(SceneRule, GraphRule):
                 "root": graph.roots[first.root],
                 "message": raised_message(first),
             },
-            why=f"backward through {graph.roots[first.root]} raises: {raised_message(first)}",
+            why=f"backward through {graph.roots[first.root]} raises{', where it reads it' if unread else ''}: "
+            f"{raised_message(first)}",
             fix="call backward() before the optimizer's step, or compute this loss again after it"
             if weight
             else "write to a clone, or call backward() before the write",
@@ -159,8 +162,9 @@ class UnseenWrite(GraphRule):
 
     ## Known limits
 
-    It sees writes between the two calls alone, in memory of this process. Running statistics that a batch norm saved
-    are passed over: its backward reads them in evaluation alone, where nobody writes them.
+    It sees writes between the two calls alone, in memory of this process, and not those to the inner tensors of
+    wrappers. The running statistics that a batch norm in training saved are passed over: its backward does not read
+    them.
 
     ## Example
 
@@ -270,7 +274,6 @@ class GraphFreed(GraphRule):
         """Explain the one finding."""
         if not graph.released or any(found.released and found.spans_steps for found in graph.accumulations):
             return  # what a sum keeps of several steps is TP310
-        nodes = list(dict.fromkeys(at.address for at in graph.released))
         first = graph.released[0]
         partly = graph.counts[1] < graph.total.saved
         yield self.finding(
@@ -278,11 +281,11 @@ class GraphFreed(GraphRule):
             headline="a part of the graph was used up by a backward"
             if partly
             else "the graph was used up by a backward",
-            subject=f"{plural(len(nodes), 'node')} gave back what they saved, as {first.node} ({first.slot})",
+            subject=f"{graph.counts[1]} of {plural(graph.total.saved, 'saved tensor')} given back, as those of "
+            f"{first.node} ({first.slot})",
             evidence={
                 "released": graph.counts[1],
                 "saved": graph.total.saved,
-                "nodes": len(nodes),
                 "node": first.node,
                 "argument": first.slot,
             },

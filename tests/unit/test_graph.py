@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -274,6 +275,14 @@ def test_tp310_is_silent_on_one_step_whose_losses_are_added_up(terms):
     assert "TP208" in codes(tp.check_graph(loss))
 
 
+def test_a_trunk_that_was_used_is_tp208_for_the_heads_on_it():
+    trunk = leaf(4, 10).exp()
+    trunk.sum().backward()
+    loss = trunk.sin().mean() + trunk.cos().mean()
+    assert codes(tp.check_graph(loss)) == ["TP208"]
+    assert codes(tp.check({"loss": loss})) == []
+
+
 def test_tp310_is_silent_on_sums_of_another_kind():
     model = nn.Linear(8, 8)
     x = model(leaf(4, 8))
@@ -293,8 +302,13 @@ def test_tp311_needs_a_graph_that_leads_back():
     assert (finding.code, finding.where.name, finding.evidence["leaves"]) == ("TP311", "x", 1)
     x.grad = None
     assert codes(tp.check({"x": x})) == []
-    linear = (leaf(10) * leaf(10)).sum()
-    linear.backward(create_graph=True)  # each gradient is the other leaf: no graph
+    a, b = leaf(10), leaf(10)
+    (a * b).sum().backward(create_graph=True)  # each leads to the other
+    (mutual,) = tp.check({"a": a, "b": b}).findings
+    assert (mutual.code, sorted(mutual.evidence["names"])) == ("TP311", ["a", "b"])
+    a.grad = b.grad = None
+    linear = (leaf(10) * torch.ones(10)).sum()
+    linear.backward(create_graph=True)  # the gradient has no graph
     (grad,) = torch.autograd.grad(x.exp().sum(), x, create_graph=True)
     assert codes(tp.check_graph([grad, linear])) == []
 
@@ -352,12 +366,41 @@ def test_tp207_is_silent_on_writes_that_pytorch_sees_and_on_other_graphs():
         assert codes(tp.check_graph(y, since=before)) == []
 
 
-def test_tp207_is_silent_on_running_statistics():
-    norm = nn.BatchNorm1d(4)
+@pytest.mark.parametrize("training", [True, False])
+def test_tp207_of_running_statistics_that_backward_reads(training):
+    norm = nn.BatchNorm1d(4).train(training)
     loss = norm(leaf(8, 4)).pow(2).sum()
     before = tp.check_graph(loss, checksums=True)
-    norm(torch.randn(8, 4))
-    assert codes(tp.check_graph(loss, since=before)) == []
+    norm.train()(torch.randn(8, 4))
+    assert codes(tp.check_graph(loss, since=before)) == ([] if training else ["TP207", "TP207"])
+
+
+def test_tp207_tells_the_nodes_of_two_threads():
+    made: list[torch.Tensor] = []
+    for value in (1.0, 2.0):
+        thread = threading.Thread(
+            target=lambda value=value: made.append(torch.full((3,), value).requires_grad_().exp())
+        )
+        thread.start()
+        thread.join()
+    before = tp.check_graph(made, checksums=True)
+    assert codes(tp.check_graph(made, since=before)) == []
+
+
+def test_frozen_parameters_are_no_activations():
+    frozen = nn.Linear(100, 100).requires_grad_(False)
+    graph = tp.check_graph(frozen(leaf(1, 100)).sum()).graph
+    assert (graph.activation_bytes_held, graph.parameter_bytes) == (0, 40_000)
+
+
+def test_the_guard_says_nothing_that_the_error_contradicts():
+    x, h = leaf(3) * 1, leaf(5) * 1
+    loss = h.sin().sum() + checkpoint(lambda t: t.exp().sin(), x, use_reentrant=False).sum()
+    x.add_(1)
+    h.add_(1)
+    with pytest.raises(RuntimeError) as raised, tp.guard_backward():
+        loss.backward()
+    assert ("FloatTensor [5]" in str(raised.value)) == ("TensorPlay: TP206 h" in str(raised.value))
 
 
 def test_sums_are_of_the_elements_alone():
@@ -365,7 +408,7 @@ def test_sums_are_of_the_elements_alone():
 
     def sum_of(value: torch.Tensor) -> int:
         (entry,) = C.saved_checksums([torch.ones_like(value, requires_grad=True) * value])
-        return entry[5]
+        return entry[6]
 
     assert sum_of(x) == sum_of(x.clone()) == sum_of(torch.stack([x, x])[1])
     assert sum_of(x) != sum_of(x.t())
@@ -388,8 +431,11 @@ def test_sums_are_asked_for_in_the_right_way():
     for bad in (3, tp.check_graph(y)):
         with pytest.raises(TypeError, match="checksums=True"):
             tp.check_graph(y, since=bad)  # type: ignore[arg-type]
+    nothing = tp.check_graph(torch.ones(3), checksums=True)
+    assert codes(tp.check_graph(y, since=nothing)) == []
     report = tp.check_graph(y, checksums=True)
-    assert Report.from_json(report.to_json()).document.checksums == report.document.checksums != ()
+    assert Report.from_json(report.to_json()).document.checksums == report.document.checksums
+    assert report.document.checksums
 
 
 # -- the guard --------------------------------------------------------------------------------------------------------
@@ -466,6 +512,20 @@ def test_the_guard_leaves_all_else_alone():
     with pytest.raises(RuntimeError, match="grad can be implicitly created"), tp.guard_backward() as guard:
         leaf().exp().backward()
     assert codes(guard) == []
+
+
+def test_many_findings_are_cut_and_said_to_be():
+    kept = [leaf(2).exp() for _ in range(1200)]
+    loss = torch.stack([one.sum() for one in kept]).sum()
+    with torch.no_grad():
+        for one in kept:
+            one.add_(1)
+    report = tp.check_graph(loss)
+    assert report.graph.written == 1200
+    assert "1200 saved tensors that were written: the first 1000 are explained" in str(report)
+    with pytest.raises(RuntimeError) as raised, tp.guard_backward():
+        loss.backward()
+    assert len(str(raised.value)) < 3000
 
 
 # -- what is healthy --------------------------------------------------------------------------------------------------
