@@ -577,6 +577,7 @@ WAYS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_healthy_training_has_no_finding_before_backward(way, accumulate):
