@@ -170,7 +170,7 @@ def saved_for_backward(roots: object = None) -> GraphReport:
         graph=graph.summary() if roots is not None else _all_alive(graph),
         saved=_saved([root for _, root in named], graph, everything=roots is None),
         unread=_busy(graph.busy),
-        focus="graph",
+        focus="saved",
     )
 
 

@@ -43,7 +43,7 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph")
+_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -615,6 +615,9 @@ class _Writer:
             return
         if document.focus == "holders":
             yield from holders_summary(document.held)
+            return
+        if document.focus == "saved" and document.graph is not None:
+            yield from graph_summary(document.graph)  # no rule was asked
             return
         if document.growth is not None or document.graph is not None:
             yield from () if document.growth is None else growth_summary(document.growth)

@@ -630,6 +630,7 @@ def test_a_report_is_read_back_and_shown():
     assert again.document == report.document
     assert str(again) == str(report)
     page = report.html()
+    assert "no findings" not in str(report)  # no rule was asked
     assert "<title>TensorPlay: the graph behind y</title>" in page
     assert "ExpBackward0._saved_result" in page
     assert repr(report) == "<tensorplay.GraphReport: 3 nodes, 0 findings>"
