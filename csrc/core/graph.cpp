@@ -108,7 +108,8 @@ void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, Grap
   for (size_t root = 0; root < roots.size(); ++root) {
     push(roots[root].node, root);
     if (roots[root].tensor != nullptr) {
-      push(grad_fn_of(*roots[root].tensor), root);
+      if (gradients == Gradients::kOfLeaves) push(grad_fn_of(*roots[root].tensor), root);
+      push(next_grad_fn_of(*roots[root].tensor), root);
       push_owned(settled_gradient_fn_of(*roots[root].tensor), root);
     }
     while (!open.empty()) {
@@ -138,6 +139,18 @@ void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, Grap
 const Node* grad_fn_of(const c10::TensorImpl& impl) {
   const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
   return meta == nullptr ? nullptr : meta->grad_fn_.get();
+}
+
+const Node* next_grad_fn_of(const c10::TensorImpl& impl) {
+  const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
+  if (meta == nullptr || !meta->is_view_) return grad_fn_of(impl);
+  const auto& view = static_cast<const DifferentiableViewMeta&>(*meta);
+  const bool counted = compat::version_counter_address(impl.version_counter()) != nullptr;
+  if (!view.has_bw_view() || !counted ||
+      view.get_attr_version() == impl.version_counter().current_version()) {
+    return grad_fn_of(impl);
+  }
+  return grad_fn_of(*view.get_backward_view().base_.unsafeGetTensorImpl());
 }
 
 const at::TensorBase* leaf_of(const Node& node) {

@@ -67,6 +67,10 @@ void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, Grap
 // The node that autograd's field names, also where it is stale; null for a leaf.
 const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& impl);
 
+// The node that backward begins with: of a view whose field is stale that of its base, which PyTorch builds
+// on.
+const torch::autograd::Node* next_grad_fn_of(const c10::TensorImpl& impl);
+
 // The leaf that an AccumulateGrad collects for; null for any other node.
 const at::TensorBase* leaf_of(const torch::autograd::Node& node);
 

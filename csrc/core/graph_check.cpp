@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <string_view>
 #include <typeinfo>
@@ -257,9 +258,12 @@ void GraphCheck::find_cycles() {
 void GraphCheck::finish(std::span<const GraphRoot> roots, PythonSaved python_saved) {
   for (size_t root = 0; root < roots.size(); ++root) {
     const c10::TensorImpl* tensor = roots[root].tensor;
-    find_accumulation(tensor == nullptr ? roots[root].node : grad_fn_of(*tensor), root, python_saved);
+    find_accumulation(tensor == nullptr ? roots[root].node : next_grad_fn_of(*tensor), root, python_saved);
   }
   find_cycles();
+  // The engine takes the youngest node first: what it will stumble over comes first.
+  std::ranges::stable_sort(written, std::ranges::greater(),
+                           [](const SavedAt& at) { return at.node->sequence_nr(); });
   for (const Storage& one : storages_) {
     const auto nbytes = static_cast<uint64_t>(nbytes_of(*one.storage).value_or(0));
     if (of_leaves_.contains(one.storage)) {

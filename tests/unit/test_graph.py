@@ -149,6 +149,26 @@ def test_tp206_is_one_finding_a_version_counter():
     assert len(finding.evidence["saved_by"]) >= 3
 
 
+def test_tp206_behind_a_view_whose_base_was_written():
+    base = leaf(4) * 1
+    view = base[:2]
+    base.exp_()
+    assert codes(tp.check_graph(view)) == []
+    base.add_(1)
+    assert codes(tp.check_graph(view)) == ["TP206"]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        view.backward(torch.ones(2))
+
+
+def test_what_backward_meets_first_comes_first():
+    p, q = leaf() * 1, leaf() * 1
+    older, younger = q.cos(), p.sin()
+    p.add_(1)
+    q.add_(1)
+    loss = (younger + older).sum()
+    assert [finding.where.name for finding in tp.check_graph(loss).findings] == ["p", "q"]
+
+
 def test_tp206_of_a_custom_function():
     class Square(torch.autograd.Function):
         @staticmethod
