@@ -64,6 +64,7 @@ SIGNATURES = {
         "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], "
         "list[tuple[int, int, int, bool]], list[int]]"
     ),
+    "packed_objects": "(roots: Sequence[object], /) -> list[Any]",
     "saved_checksums": (
         "(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]"
     ),

@@ -485,6 +485,9 @@ def mapped_files(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, i
 def overlap_of(a: _Region, b: _Region, /) -> tuple[str, int | None]:
     """Answer how the bytes of two regions relate (disjoint, identical, first_in_second, second_in_first, partial, overlapping or too_hard) and how many they share, or None."""
 
+def packed_objects(roots: Sequence[object], /) -> list[Any]:
+    """Answer what the hooks of packed tensors in the graphs behind some tensors and nodes hold: their functions, and what they packed."""
+
 def producer(tensor: object, /) -> Any:
     """Answer the Python object whose memory a tensor borrows, where its deleter keeps one. Else None."""
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tensorplay._native import C
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+from torch._C._autograd import SavedTensor
+from torch.utils.checkpoint import _CheckpointFrame
+
 from tensorplay.layers import GraphSummary, SavedSum
 
 __all__ = ["Accumulation", "Changed", "Graph", "Known", "SavedAt", "slot_text"]
@@ -119,14 +125,15 @@ class Graph(NamedTuple):
             names.setdefault(record.impl.address, path)
             if record.impl.version_counter is not None:
                 counters.setdefault(record.impl.version_counter, path)
+        inputs = _written_inputs([root for _, root in named]) if total[4] else []
         return cls(
             roots=tuple(name for name, _ in named),
             total=_sum("all", total),
             busy=busy,
             leaf_storages=leaf_storages,
             leaf_nbytes=leaf_nbytes,
-            counts=(counts[0], counts[1], counts[2]),
-            written=[SavedAt(*entry) for entry in written],
+            counts=(counts[0] + len(inputs), counts[1], counts[2]),
+            written=[*(SavedAt(*entry) for entry in written), *inputs],
             released=[SavedAt(*entry) for entry in released],
             memoryless=[SavedAt(*entry) for entry in memoryless],
             by_kind=[_sum(name.rpartition("::")[2], numbers) for name, numbers in by_kind],
@@ -172,6 +179,31 @@ class Graph(NamedTuple):
             found.setdefault(module, []).append(numbers)
         sums = (_added(name, members) for name, members in found.items())
         return tuple(sorted((one for one in sums if one.saved), key=_rank))
+
+
+def _written_inputs(roots: Sequence[Any]) -> list[SavedAt]:
+    """Answer the inputs of checkpointed functions that were written since: what computes them again checks that."""
+    saved = []
+    for packed in C.packed_objects(roots):
+        cells = packed.__closure__ or () if type(packed) is types.FunctionType else ()
+        for frame in (cell.cell_contents for cell in cells if _is_filled(cell)):
+            if type(frame) is _CheckpointFrame:
+                inputs = (C.instance_dict(frame) or {}).get("saved_args", ())
+                saved += [one for one in inputs if type(one) is SavedTensor]
+    slots = C.saved_tensors(saved)[0] if saved else []
+    return [
+        SavedAt(node, address, argument, index, expected or 0, record, 0)
+        for node, address, argument, index, state, expected, record, _ in slots
+        if state == "held" and record is not None and record.impl.version not in (None, expected)
+    ]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _module_of(path: str) -> str:

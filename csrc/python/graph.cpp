@@ -2,6 +2,7 @@
 // python_function.h brings Python.h as PyTorch wants it.
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
 #include <optional>
@@ -15,9 +16,13 @@
 #include "../core/read.h"
 #include "call.h"
 #include "graph.h"
+#include "hook_objects.h"
 #include "record.h"
 #include "unpack.h"
 #include "values.h"
+
+#define TENSORPLAY_COMPAT_GRAPH
+#include "../compat.h"
 
 namespace tensorplay::python {
 
@@ -314,6 +319,42 @@ class ChecksumList : public GraphVisitor {
   std::unordered_map<const c10::TensorImpl*, std::optional<uint64_t>> sums_;
 };
 
+// Gathers what the hooks of packed tensors hold: their functions, and what they packed.
+class PackedList : public GraphVisitor {
+ public:
+  explicit PackedList(PyObject* list) : list_(list) {}
+  bool failed() const { return failed_; }
+
+  void visit(const Node&, size_t, std::span<const SavedSlot> slots, bool) override {
+    for (const SavedSlot& slot : slots) {
+      const auto& hooks = compat::saved_hooks(*slot.variable);
+      if (hooks == nullptr) continue;
+      each_held_by_hook(typeid(*hooks), dynamic_cast<const void*>(hooks.get()), [this](PyObject* held) {
+        if (held == nullptr || failed_ || !known_.insert(held).second) return;
+        failed_ = PyList_Append(list_, held) != 0;
+      });
+    }
+  }
+
+ private:
+  PyObject* list_;
+  bool failed_ = false;
+  std::unordered_set<const void*> known_;
+};
+
+PyObject* packed_objects(PyObject*, PyObject* roots_given) {
+  return guarded([&]() -> PyObject* {
+    std::vector<GraphRoot> roots;
+    if (!read_graph_roots(roots_given, roots)) return nullptr;
+    PyObject* list = PyList_New(0);
+    if (list == nullptr) return nullptr;
+    PackedList packed(list);
+    walk_graph(roots, saved_by_python, packed, Gradients::kOfRoots);
+    if (packed.failed()) Py_CLEAR(list);
+    return list;
+  });
+}
+
 PyObject* saved_checksums(PyObject*, PyObject* roots_given) {
   return guarded([&]() -> PyObject* {
     std::vector<GraphRoot> roots;
@@ -428,6 +469,10 @@ PyMethodDef methods[] = {
      "backward ran through, whether leaves were saved at several versions); leaves whose gradient's graph "
      "leads back "
      "to them."},
+    {"packed_objects", packed_objects, METH_O,
+     "packed_objects(roots, /)\n--\n\nAnswer what the hooks of packed tensors in the graphs behind some "
+     "tensors and nodes "
+     "hold: their functions, and what they packed."},
     {"saved_checksums", saved_checksums, METH_O,
      "saved_checksums(roots, /)\n--\n\nSum up the bytes of what the graphs behind some tensors and nodes "
      "saved, as far "

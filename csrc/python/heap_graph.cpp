@@ -1,7 +1,6 @@
 #include <ATen/dlpack.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_function.h>
-#include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
 // They bring PyTorch's own Python.h.
@@ -14,6 +13,7 @@
 #include "call.h"
 #include "graph.h"
 #include "heap_graph.h"
+#include "hook_objects.h"
 #include "type_cache.h"
 #include "unpack.h"
 #include "values.h"
@@ -101,28 +101,6 @@ struct ArrayDtype {
   char kind;
   char type;
 };
-
-// What the hooks of autograd hold in Python; their classes' type_info is hidden in libtorch_python.
-struct PackedByPython {  // torch/csrc/autograd/python_saved_variable_hooks.h, PySavedVariableHooks
-  void* vtable;
-  PyObject* held[3];
-};
-
-template <class Use>
-void each_held_by_hook(const std::type_info& type, const void* hook, Use use) {
-  const std::string_view name = type.name();
-  if (name == "N5torch8autograd23PyFunctionTensorPreHookE") {
-    use(static_cast<const torch::autograd::PyFunctionTensorPreHook*>(hook)->dict);
-  } else if (name == "N5torch8autograd17PyFunctionPreHookE") {
-    use(static_cast<const torch::autograd::PyFunctionPreHook*>(hook)->dict);
-  } else if (name == "N5torch8autograd18PyFunctionPostHookE") {
-    use(static_cast<const torch::autograd::PyFunctionPostHook*>(hook)->dict);
-  } else if (name == "N5torch8autograd32PyFunctionTensorPostAccGradHooksE") {
-    use(static_cast<const torch::autograd::PyFunctionTensorPostAccGradHooks*>(hook)->dict);
-  } else if (name == "N5torch8autograd20PySavedVariableHooksE") {
-    for (PyObject* held : static_cast<const PackedByPython*>(hook)->held) use(held);
-  }
-}
 
 // The Python objects that a tensor or node refers to through C++, which its tp_traverse may or may not show.
 class HiddenObjects : public OwnedVisitor {

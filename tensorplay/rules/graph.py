@@ -45,10 +45,9 @@ class SavedTensorWritten(SceneRule, GraphRule):
 
     ## Known limits
 
-    What a hook packed has no version that PyTorch checks, and neither has this; of a checkpointed function's inputs
-    PyTorch checks the version when it computes them again, which this does not see. A custom Function's saved tensors
-    raise when its backward reads them: one that does not raises nothing. Writes through `.data` and NumPy move no
-    version. Whether anybody will call backward is not known.
+    What a hook packed has no version that PyTorch checks, and neither has this, but for the inputs of checkpointed
+    functions. A custom Function's saved tensors raise when its backward reads them: one that does not raises nothing.
+    Writes through `.data` and NumPy move no version. Whether anybody will call backward is not known.
 
     ## Example
 

@@ -413,6 +413,24 @@ def test_frozen_parameters_are_no_activations():
     assert (graph.activation_bytes_held, graph.parameter_bytes) == (0, 40_000)
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_tp206_of_the_inputs_of_a_checkpointed_function(moved):
+    x = leaf() * 1
+    weight = leaf()
+    loss = checkpoint(lambda t: (t * weight).exp().sin(), x, use_reentrant=False).sum()
+    if moved:
+        x.add_(1)
+    found = tp.check_graph(loss).findings
+    assert codes(tp.check({"loss": loss})) == [finding.code for finding in found] == (["TP206"] if moved else [])
+    if not moved:
+        loss.backward()
+        return
+    assert (found[0].where.name, found[0].evidence["node"]) == ("x", "torch.utils.checkpoint")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised, tp.guard_backward():
+        loss.backward()
+    assert "TensorPlay: TP206 x" in str(raised.value)
+
+
 def test_the_guard_says_nothing_that_the_error_contradicts():
     x, h = leaf(3) * 1, leaf(5) * 1
     loss = h.sin().sum() + checkpoint(lambda t: t.exp().sin(), x, use_reentrant=False).sum()
@@ -420,7 +438,9 @@ def test_the_guard_says_nothing_that_the_error_contradicts():
     h.add_(1)
     with pytest.raises(RuntimeError) as raised, tp.guard_backward():
         loss.backward()
-    assert ("FloatTensor [5]" in str(raised.value)) == ("TensorPlay: TP206 h" in str(raised.value))
+    message, _, said = str(raised.value).partition("TensorPlay: ")
+    assert ("FloatTensor [5]" in message) == ("TP206 h" in said)
+    assert ("FloatTensor [3]" in message) == ("TP206 x" in said)
 
 
 def test_sums_are_of_the_elements_alone():
