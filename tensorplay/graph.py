@@ -120,9 +120,8 @@ def _changed(sums: Sequence[Any], before: Iterable[SavedChecksum]) -> list[Chang
     for entry in sums:
         now = _checksum(entry)
         then = known.get((now.thread, now.sequence_nr, now.argument))
-        if then is None or (then.version, then.checksum) == (now.version, now.checksum) or then.version != now.version:
-            continue
-        found.append((now, entry[-1]))
+        if then is not None and then.version == now.version and then.checksum != now.checksum:
+            found.append((now, entry[-1]))
     live = Live().over(record.storage.address for _, record in found)
     return [
         Changed(now.node, now.argument, record, tuple(_aliases(record, live[record.storage.address])))

@@ -127,39 +127,20 @@ bool read_addresses(PyObject* sequence, std::unordered_set<const void*>& out) {
   return PyErr_Occurred() == nullptr;
 }
 
-// Neither node nor tensor for what is none: a SavedTensor.
-bool read_roots(PyObject* sequence, std::vector<GraphRoot>& out, SavedList& saved) {
-  PyObject* fast = PySequence_Fast(sequence, "saved_tensors() takes a sequence of tensors and nodes");
+// A SavedTensor is neither node nor tensor: it is taken where there is a list for it.
+bool read_roots(PyObject* sequence, std::vector<GraphRoot>& out, SavedList* saved = nullptr) {
+  PyObject* fast = PySequence_Fast(sequence, "expected a sequence of tensors and nodes");
   if (fast == nullptr) return false;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
     PyObject* root = PySequence_Fast_GET_ITEM(fast, i);
-    const at::Tensor* tensor = unpack_tensor(root);
-    if (tensor != nullptr) {
-      out.push_back({nullptr, tensor->unsafeGetTensorImpl()});
-    } else if (is_node_class(Py_TYPE(root))) {
-      out.push_back({unpack_node(root), nullptr});
-    } else if (const auto* variable = unpack_saved(root)) {
-      saved.visit({"saved_args", -1, variable}, "torch.utils.checkpoint", out.size());
-      out.push_back({});
-    } else {
-      PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or a node of autograd, got %.200s",
-                   Py_TYPE(root)->tp_name);
-      break;
-    }
-  }
-  Py_DECREF(fast);
-  return PyErr_Occurred() == nullptr;
-}
-
-bool read_graph_roots(PyObject* sequence, std::vector<GraphRoot>& out) {
-  PyObject* fast = PySequence_Fast(sequence, "check_graph() takes a sequence of tensors and nodes");
-  if (fast == nullptr) return false;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast); ++i) {
-    PyObject* root = PySequence_Fast_GET_ITEM(fast, i);
+    const torch::autograd::SavedVariable* variable = saved == nullptr ? nullptr : unpack_saved(root);
     if (const at::Tensor* tensor = unpack_tensor(root)) {
       out.push_back({nullptr, tensor->unsafeGetTensorImpl()});
     } else if (is_node_class(Py_TYPE(root))) {
       out.push_back({unpack_node(root), nullptr});
+    } else if (variable != nullptr) {
+      saved->visit({"saved_args", -1, variable}, "torch.utils.checkpoint", out.size());
+      out.push_back({});
     } else {
       PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or a node of autograd, got %.200s",
                    Py_TYPE(root)->tp_name);
@@ -192,7 +173,7 @@ PyObject* saved_tensors(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (list == nullptr) return nullptr;
     SavedList saved(list, counter, by_storage ? &storages : nullptr);
     std::vector<GraphRoot> roots;
-    const bool valid = read_roots(args[0], roots, saved);
+    const bool valid = read_roots(args[0], roots, &saved);
     if (valid) {
       walk_graph(roots, saved_by_python, saved, gradients ? Gradients::kOfLeaves : Gradients::kOfRoots);
     }
@@ -221,56 +202,35 @@ PyObject* sum_of(const SavedSum& sum) {
                        number(sum.nbytes), number(sum.packed));
 }
 
-// (node, address, argument, index, expected_version, record, root) of the first ones.
-PyObject* list_of(const std::vector<SavedAt>& all) {
-  constexpr size_t kMost = 1000;
+// Of the first ones, where there are more than `most`; null with an exception set.
+template <class Item, class Make>
+PyObject* list_of(const std::vector<Item>& all, Make make, size_t most = SIZE_MAX) {
   PyObject* list = PyList_New(0);
-  for (size_t i = 0; list != nullptr && i < std::min(all.size(), kMost); ++i) {
-    const SavedAt& at = all[i];
-    PyObject* entry = Py_BuildValue("(NNNNINn)", node_name(*at.node), address(at.node), text(at.argument),
-                                    at.index < 0 ? none() : integer(at.index), at.expected_version,
-                                    at.tensor == nullptr ? none() : record_of(*at.tensor),
-                                    static_cast<Py_ssize_t>(at.root));
+  for (size_t i = 0; list != nullptr && i < std::min(all.size(), most); ++i) {
+    PyObject* entry = make(all[i]);
     if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
     Py_XDECREF(entry);
   }
   return list;
+}
+
+// (node, address, argument, index, expected_version, record, root) of the first ones.
+PyObject* slots_of(const std::vector<SavedAt>& all) {
+  constexpr size_t kMost = 1000;
+  const auto make = [](const SavedAt& at) {
+    return Py_BuildValue("(NNNNINn)", node_name(*at.node), address(at.node), text(at.argument),
+                         at.index < 0 ? none() : integer(at.index), at.expected_version,
+                         at.tensor == nullptr ? none() : record_of(*at.tensor),
+                         static_cast<Py_ssize_t>(at.root));
+  };
+  return list_of(all, make, kMost);
 }
 
 // (root, terms, released, whether weights moved)
-PyObject* list_of(const std::vector<Accumulation>& all) {
-  PyObject* list = PyList_New(0);
-  for (const Accumulation& one : all) {
-    PyObject* entry = list == nullptr ? nullptr
-                                      : Py_BuildValue("(nKKN)", static_cast<Py_ssize_t>(one.root),
-                                                      static_cast<unsigned long long>(one.terms),
-                                                      static_cast<unsigned long long>(one.released),
-                                                      boolean(one.weights_moved));
-    if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
-    Py_XDECREF(entry);
-  }
-  return list;
-}
-
-PyObject* list_of(const std::vector<const c10::TensorImpl*>& all) {
-  PyObject* list = PyList_New(0);
-  for (const c10::TensorImpl* one : all) {
-    PyObject* entry = list == nullptr ? nullptr : address(one);
-    if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
-    Py_XDECREF(entry);
-  }
-  return list;
-}
-
-template <class Key, class Make>
-PyObject* sums_of(const std::vector<std::pair<Key, SavedSum>>& all, Make make_key) {
-  PyObject* list = PyList_New(0);
-  for (const auto& [key, sum] : all) {
-    PyObject* entry = list == nullptr ? nullptr : Py_BuildValue("(NN)", make_key(key), sum_of(sum));
-    if (entry == nullptr || PyList_Append(list, entry) != 0) Py_CLEAR(list);
-    Py_XDECREF(entry);
-  }
-  return list;
+PyObject* accumulation(const Accumulation& one) {
+  return Py_BuildValue("(nKKN)", static_cast<Py_ssize_t>(one.root),
+                       static_cast<unsigned long long>(one.terms),
+                       static_cast<unsigned long long>(one.released), boolean(one.weights_moved));
 }
 
 // Makes (node, thread, sequence number, argument, index, version, sum, record) of each tensor that is held.
@@ -342,30 +302,27 @@ class PackedList : public GraphVisitor {
   std::unordered_set<const void*> known_;
 };
 
-PyObject* packed_objects(PyObject*, PyObject* roots_given) {
+// What a visitor puts into its list on the way through the graphs.
+template <class Visitor>
+PyObject* listed(PyObject* roots_given) {
   return guarded([&]() -> PyObject* {
     std::vector<GraphRoot> roots;
-    if (!read_graph_roots(roots_given, roots)) return nullptr;
+    if (!read_roots(roots_given, roots)) return nullptr;
     PyObject* list = PyList_New(0);
     if (list == nullptr) return nullptr;
-    PackedList packed(list);
-    walk_graph(roots, saved_by_python, packed, Gradients::kOfRoots);
-    if (packed.failed()) Py_CLEAR(list);
+    Visitor visitor(list);
+    walk_graph(roots, saved_by_python, visitor, Gradients::kOfRoots);
+    if (visitor.failed()) Py_CLEAR(list);
     return list;
   });
 }
 
-PyObject* saved_checksums(PyObject*, PyObject* roots_given) {
-  return guarded([&]() -> PyObject* {
-    std::vector<GraphRoot> roots;
-    if (!read_graph_roots(roots_given, roots)) return nullptr;
-    PyObject* list = PyList_New(0);
-    if (list == nullptr) return nullptr;
-    ChecksumList sums(list);
-    walk_graph(roots, saved_by_python, sums, Gradients::kOfRoots);
-    if (sums.failed()) Py_CLEAR(list);
-    return list;
-  });
+PyObject* packed_objects(PyObject*, PyObject* roots) {
+  return listed<PackedList>(roots);
+}
+
+PyObject* saved_checksums(PyObject*, PyObject* roots) {
+  return listed<ChecksumList>(roots);
 }
 
 PyObject* check_graph(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -373,20 +330,25 @@ PyObject* check_graph(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
     std::vector<GraphRoot> roots;
     std::unordered_set<const void*> parameters;
-    if (!read_graph_roots(args[0], roots)) return nullptr;
+    if (!read_roots(args[0], roots)) return nullptr;
     if (count > 1 && !read_addresses(args[1], parameters)) return nullptr;
     GraphCheck check(plain_name, gave_back_by_python);
     for (const void* storage : parameters) check.expect(static_cast<const c10::StorageImpl*>(storage));
     walk_graph(roots, saved_by_python, check, Gradients::kOfRoots);
     check.finish(roots, saved_by_python);
     const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
-    return Py_BuildValue("(NKKKKKKNNNNNNN)", sum_of(check.total), number(check.busy),
-                         number(check.leaf_storages), number(check.leaf_nbytes), number(check.written.size()),
-                         number(check.released.size()), number(check.memoryless.size()),
-                         list_of(check.written), list_of(check.released), list_of(check.memoryless),
-                         sums_of(check.by_kind, [](const std::string& name) { return text(name); }),
-                         sums_of(check.by_leaf, [](const c10::TensorImpl* leaf) { return address(leaf); }),
-                         list_of(check.accumulations), list_of(check.cycles));
+    return Py_BuildValue(
+        "(NKKKKKKNNNNNNN)", sum_of(check.total), number(check.busy), number(check.leaf_storages),
+        number(check.leaf_nbytes), number(check.written.size()), number(check.released.size()),
+        number(check.memoryless.size()), slots_of(check.written), slots_of(check.released),
+        slots_of(check.memoryless),
+        list_of(check.by_kind,
+                [](const auto& one) { return Py_BuildValue("(NN)", text(one.first), sum_of(one.second)); }),
+        list_of(
+            check.by_leaf,
+            [](const auto& one) { return Py_BuildValue("(NN)", address(one.first), sum_of(one.second)); }),
+        list_of(check.accumulations, accumulation),
+        list_of(check.cycles, [](const c10::TensorImpl* leaf) { return address(leaf); }));
   });
 }
 
