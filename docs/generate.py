@@ -62,7 +62,7 @@ SIGNATURES = {
         "(roots: Sequence[object], parameters: Sequence[int] = (), /) -> "
         "tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], "
         "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], "
-        "list[tuple[int, int, int, bool]], list[int]]"
+        "list[tuple[list[int], int, int, bool, bool]], list[int]]"
     ),
     "packed_objects": "(roots: Sequence[object], /) -> list[Any]",
     "saved_checksums": (

@@ -422,7 +422,7 @@ class TensorRecord:
 def buffer_of(object: object, /) -> tuple[int, int] | None:
     """Answer address and bytes of the buffer a built-in object has now, or None."""
 
-def check_graph(roots: Sequence[object], parameters: Sequence[int] = (), /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], list[tuple[int, int, int, bool]], list[int]]:
+def check_graph(roots: Sequence[object], parameters: Sequence[int] = (), /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], list[tuple[list[int], int, int, bool, bool]], list[int]]:
     """Look at the graphs behind some tensors and nodes: the sum of what they saved (nodes, slots, storages, nbytes, packed by hooks) beside what leaves have, or storages at the addresses `parameters`; busy nodes; storages and bytes of leaves that were saved; how many slots were written since, given back, left without memory, and the first of each as (node, address, argument, index, expected_version, record, root); the sums by kind of node, and by the address of the leaf that a node works with; scalars that others were added up in, as (root, terms, those that a backward ran through, whether leaves were saved at several versions); leaves whose gradient's graph leads back to them."""
 
 def coverage_of(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]:

@@ -55,19 +55,17 @@ class Known(NamedTuple):
 
 
 class Accumulation(NamedTuple):
-    """A sum of one element, of terms of one kind that each have a graph of their own."""
+    """A sum of terms that each have a graph of their own; or several roots that have, as the items of a list."""
 
-    root: int
+    roots: list[int]
+    """Number of the sum; or those of the terms themselves."""
     terms: int
     released: int
     """Terms that a backward ran through already."""
     weights_moved: bool
     """Whether what one place in the model saved has another version in each: an optimizer's step lies between."""
-
-    @property
-    def spans_steps(self) -> bool:
-        """Whether it is proven that the terms come from several steps."""
-        return self.weights_moved or 0 < self.released < self.terms
+    spans_steps: bool
+    """Whether it is proven that the terms come from several steps."""
 
 
 class Changed(NamedTuple):

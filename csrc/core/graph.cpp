@@ -24,6 +24,9 @@ using torch::autograd::Node;
 // Nothing a person wrote has so many operators between a view and its base.
 constexpr size_t kMostViewNodes = 10'000;
 
+// Between an operator and its weight lie at most so many nodes of one input: a transpose, a cast, a view.
+constexpr int kMostBetween = 4;
+
 struct Step {
   const Node* node;
   size_t root;
@@ -157,6 +160,18 @@ const at::TensorBase* leaf_of(const Node& node) {
   // Its very class: a cast to it would cost as much as all else of a node.
   if (typeid(node) != typeid(torch::autograd::AccumulateGrad)) return nullptr;
   return &static_cast<const torch::autograd::AccumulateGrad&>(node).variable;
+}
+
+const c10::TensorImpl* leaf_behind(const Node& node) {
+  for (const torch::autograd::Edge& edge : node.next_edges()) {
+    const Node* next = edge.function.get();
+    for (int step = 0; next != nullptr && step < kMostBetween; ++step) {
+      if (const at::TensorBase* leaf = leaf_of(*next))
+        return leaf->defined() ? leaf->unsafeGetTensorImpl() : nullptr;
+      next = next->num_outputs() == 1 ? next->next_edge(0).function.get() : nullptr;
+    }
+  }
+  return nullptr;
 }
 
 std::optional<ViewFacts> view_of(const c10::TensorImpl& impl) {

@@ -74,6 +74,9 @@ const torch::autograd::Node* next_grad_fn_of(const c10::TensorImpl& impl);
 // The leaf that an AccumulateGrad collects for; null for any other node.
 const at::TensorBase* leaf_of(const torch::autograd::Node& node);
 
+// The first leaf that a node works with, directly or through nodes of one input; null for none.
+const c10::TensorImpl* leaf_behind(const torch::autograd::Node& node);
+
 // One operator between a tensor and its view base, as its node remembers it.
 struct ViewNode {
   const torch::autograd::Node* node;

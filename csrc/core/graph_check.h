@@ -5,14 +5,13 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <typeinfo>
 #include <unordered_map>
 #include <vector>
 
+#include "accumulation.h"
 #include "graph.h"
 #include "pointer_set.h"
 
@@ -36,15 +35,6 @@ struct SavedSum {
   uint64_t storages = 0;  // not those of leaves; each where it was met first
   uint64_t nbytes = 0;    // of these
   uint64_t packed = 0;    // slots that a hook packed: their bytes are not known
-};
-
-// A sum of one element, of terms that each have a graph of their own.
-struct Accumulation {
-  size_t root = 0;
-  uint64_t terms = 0;
-  uint64_t released = 0;  // terms that a backward ran through already
-  // What one place in the model saved has another version in each term: an optimizer's step lies between.
-  bool weights_moved = false;
 };
 
 // The name of a node, for sums by kind. Python functions' nodes have a name each, the others one a class.
@@ -87,14 +77,6 @@ class GraphCheck : public GraphVisitor {
   };
   size_t kind_of(const torch::autograd::Node& node);
   size_t leaf_number(const torch::autograd::Node& node);
-  void find_accumulation(const torch::autograd::Node* node, size_t root, PythonSaved python_saved);
-  // By leaf, kind of node and argument: the version that the node saved there.
-  using Versions =
-      std::map<std::tuple<const c10::TensorImpl*, const std::type_info*, std::string_view>, uint32_t>;
-  static bool read_term(const torch::autograd::Node& term, PythonSaved python_saved, uint64_t& left,
-                        Versions& versions);
-  static bool any_moves(const std::vector<Versions>& terms);
-  void find_cycles();
   void add_storage(const c10::TensorImpl& impl, size_t kind, size_t leaf);
 
   NodeName name_;
@@ -105,7 +87,7 @@ class GraphCheck : public GraphVisitor {
   PointerSet seen_;
   PointerSet of_leaves_;
   std::vector<Storage> storages_;
-  std::vector<const c10::TensorImpl*> with_gradient_graph_;
+  std::vector<const torch::autograd::Node*> with_gradient_graph_;  // AccumulateGrads
 };
 
 }  // namespace tensorplay

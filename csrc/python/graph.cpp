@@ -226,11 +226,12 @@ PyObject* slots_of(const std::vector<SavedAt>& all) {
   return list_of(all, make, kMost);
 }
 
-// (root, terms, released, whether weights moved)
+// (roots, terms, released, whether weights moved, whether it spans steps)
 PyObject* accumulation(const Accumulation& one) {
-  return Py_BuildValue("(nKKN)", static_cast<Py_ssize_t>(one.root),
-                       static_cast<unsigned long long>(one.terms),
-                       static_cast<unsigned long long>(one.released), boolean(one.weights_moved));
+  return Py_BuildValue(
+      "(NKKNN)", list_of(one.roots, [](size_t root) { return integer(static_cast<int64_t>(root)); }),
+      static_cast<unsigned long long>(one.terms), static_cast<unsigned long long>(one.released),
+      boolean(one.weights_moved), boolean(one.spans_steps()));
 }
 
 // Makes (node, thread, sequence number, argument, index, version, sum, record) of each tensor that is held.

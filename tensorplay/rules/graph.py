@@ -9,7 +9,7 @@ from tensorplay.backward import Changed, Graph, SavedAt
 from tensorplay.layers import Finding
 from tensorplay.rules.registry import GraphRule, SceneRule
 from tensorplay.scene import Scene
-from tensorplay.words import bytes_text, describe, plural, some_of
+from tensorplay.words import bytes_text, describe, place_pattern, plural, some_of
 
 __all__ = ["GradientLeadsBack", "GraphFreed", "GraphsOfStepsKept", "SavedTensorWritten", "UnseenWrite"]
 
@@ -131,6 +131,12 @@ class SavedTensorWritten(SceneRule, GraphRule):
             source="read: SavedVariable's saved_version_ and the tensor's version counter "
             "(torch/csrc/autograd/saved_variable.h)",
         )
+
+
+def one_name(names: Sequence[str]) -> str:
+    """Answer one name for several: ``losses[]`` where they differ by numbers alone."""
+    patterns = {place_pattern(name) for name in names}
+    return patterns.pop() if len(names) > 1 and len(patterns) == 1 else some_of(names, 2)
 
 
 def raised_message(at: SavedAt) -> str:
@@ -295,15 +301,16 @@ class GraphFreed(GraphRule):
 
 
 class GraphsOfStepsKept(SceneRule, GraphRule):
-    """A scalar adds up losses of several steps with their graphs: each step's graph stays alive.
+    """Losses of several steps are added up, or kept, with their graphs: each step's graph stays alive.
 
     ## What it checks
 
-    Whether a tensor of one element was made by adding up terms of one kind, each with a graph of its own, and the terms
-    come from several steps: a backward ran through some of them already and not through others, or one place in the
-    model saved another version in each, so that the optimizer stepped in between. `terms`, `released` and
-    `activation_bytes_held` say how much hangs on it. Three terms and more for which neither is proven are an info of
-    check_graph().
+    Whether a tensor was made by adding up terms of one kind, each with a graph of its own, and the terms come from
+    several steps: a backward ran through some of three or more already and not through others, or one place in the
+    model saved another version in each, so that the optimizer stepped in between. Additions, subtractions, weights, as
+    in `0.9 * running + 0.1 * loss`, `torch.stack()` and means are looked through. So are several given scalars of one
+    kind, as the items of a list: there the versions alone prove it. `terms`, `released` and `activation_bytes_held` say
+    how much hangs on it. Three scalar terms and more for which neither is proven are an info of check_graph().
 
     ## Why it matters
 
@@ -313,7 +320,8 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
     ## Known limits
 
     Losses of one step that are added up for one backward look alike as long as no optimizer steps: they are the info.
-    Sums by `torch.stack()`, by subtraction, or of more than one element are not looked through.
+    Terms that share most of their graphs, as when each step's begins at the one before, are judged as far as four times
+    the graph's nodes reach.
 
     ## Example
 
@@ -372,11 +380,12 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
                 if found.weights_moved
                 else f"a backward ran through {found.released} of them"
             )
+            is_sum = len(found.roots) == 1
             yield self.finding(
-                graph.roots[found.root],
-                headline="a sum of losses keeps the graphs of several steps alive"
-                if found.spans_steps
-                else "a sum of losses keeps the graph of each",
+                one_name([graph.roots[root] for root in found.roots]),
+                headline="a sum of losses keeps the graph of each"
+                if not found.spans_steps
+                else f"{'a sum of losses keeps' if is_sum else 'kept losses keep'} the graphs of several steps alive",
                 subject=f"{found.terms} terms with a graph each; {plural(graph.total.nodes, 'node')} hold {held}",
                 evidence={
                     "terms": found.terms,
@@ -389,10 +398,10 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
                 why=f"the terms come from several steps: {proof}"
                 if found.spans_steps
                 else "one backward needs them all",
-                fix="add up loss.item() or loss.detach()"
+                fix=f"{'add up' if is_sum else 'keep'} loss.item() or loss.detach()"
                 if found.spans_steps
                 else "if no backward runs through the sum, add up loss.item() or loss.detach()",
-                source="read: the additions behind the scalar, what their terms saved, and at which versions "
+                source="read: the additions behind it, what their terms saved, and at which versions "
                 "(torch/csrc/autograd/saved_variable.h)",
                 severity=None if found.spans_steps else "info",
             )
@@ -404,7 +413,7 @@ class GradientLeadsBack(SceneRule, GraphRule):
     ## What it checks
 
     Whether the graph behind a leaf's `.grad`, which `backward(create_graph=True)` makes, reaches the node that
-    accumulates into this leaf. Up to 64 leaves are looked at.
+    accumulates into this leaf, directly or over the gradients of other leaves.
 
     ## Why it matters
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -281,6 +283,89 @@ def test_tp310_needs_a_proof_that_steps_lie_between():
     assert codes(tp.check({"total": summed(3, backward=False)})) == []
 
 
+def losses_of(steps: int, *, step: bool, shape: str = "scalar") -> list[torch.Tensor]:
+    model = nn.Linear(10, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        out = model(leaf(4, 10)).exp()
+        loss = out.mean() if shape == "scalar" else out.mean(1)
+        if step:
+            loss.sum().backward()
+            optimizer.step()
+        losses.append(loss)
+    return losses
+
+
+KEPT = {
+    "a sum that begins at 0": sum,
+    "a mean": lambda losses: sum(losses) / len(losses),
+    "a difference": lambda losses: functools.reduce(operator.sub, losses, 0),
+    "the other way round": lambda losses: functools.reduce(lambda total, loss: loss + total, losses),
+    "a moving mean": lambda losses: functools.reduce(lambda mean, loss: 0.9 * mean + 0.1 * loss, losses),
+    "lerp": lambda losses: functools.reduce(lambda mean, loss: mean.lerp(loss, 0.1), losses),
+    "in place": lambda losses: functools.reduce(lambda total, loss: total.add_(loss), losses, torch.zeros(())),
+    "another dtype": lambda losses: functools.reduce(lambda total, loss: total + loss.double(), losses, 0),
+    "stack": torch.stack,
+    "stack and mean": lambda losses: torch.stack(losses).mean(),
+    "cat": lambda losses: torch.cat([loss.view(1) for loss in losses]).sum(),
+    "two pairs": lambda losses: (losses[0] + losses[1]) + (losses[2] + losses[3]),
+    "the list": lambda losses: losses,
+    "a dict": lambda losses: {f"loss {number}": loss for number, loss in enumerate(losses)},
+}
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_tp310_sees_each_way_to_keep_losses(way):
+    kept = KEPT[way](losses_of(4, step=True))
+    for report in (tp.check_graph(kept), tp.check({"kept": kept})):
+        (finding,) = (one for one in report.findings if one.code == "TP310")
+        assert (finding.evidence["terms"], finding.evidence["weights_moved"]) == (4, True)
+    healthy = KEPT[way](losses_of(4, step=False))
+    assert [one.code for one in tp.check_graph(healthy).findings if one.severity != "info"] == []
+    assert codes(tp.check({"kept": healthy})) == []
+
+
+def test_tp310_sees_sums_of_vectors_and_of_losses_of_several_kinds():
+    (vectors,) = tp.check_graph(sum(losses_of(3, step=True, shape="vector"))).findings
+    assert (vectors.code, vectors.evidence["terms"]) == ("TP310", 3)
+    model = nn.Linear(10, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total: Any = 0
+    for _ in range(3):
+        loss = model(leaf(4, 10)).exp().mean() + 0.1 * sum(weight.pow(2).sum() for weight in model.parameters())
+        loss.backward()
+        optimizer.step()
+        total = total + loss
+    (mixed,) = tp.check_graph(total).findings
+    assert (mixed.code, mixed.severity) == ("TP310", "warning")
+
+
+def test_tp310_is_silent_on_losses_of_two_players():
+    generator, judge = nn.Linear(4, 10), nn.Linear(10, 1)
+    optimizers = [torch.optim.Adam(player.parameters()) for player in (generator, judge)]
+    for _ in range(3):
+        fake = generator(torch.randn(8, 4))
+        real_loss, fake_loss = judge(torch.randn(8, 10)).mean(), judge(fake.detach()).mean()
+        real_loss.backward()
+        fake_loss.backward()
+        optimizers[1].step()
+        loss = judge(fake).mean()
+        named = {"real": real_loss, "fake": fake_loss, "both": real_loss + fake_loss, "generator": loss}
+        assert codes(tp.check(named)) == []
+        loss.backward()
+        optimizers[0].step()
+        assert codes(tp.check(named)) == []
+
+
+def test_tp310_is_silent_on_what_a_residual_net_adds_up():
+    blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(20))
+    x = leaf(4, 8)
+    for block in blocks:
+        x = x + block(x)
+    assert codes(tp.check_graph(x)) == codes(tp.check_graph([x.mean(), x[0, 0]])) == []
+
+
 @pytest.mark.parametrize("terms", [2, 4])
 def test_tp310_is_silent_on_one_step_whose_losses_are_added_up(terms):
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 1))
@@ -327,6 +412,12 @@ def test_tp311_needs_a_graph_that_leads_back():
     (mutual,) = tp.check({"a": a, "b": b}).findings
     assert (mutual.code, sorted(mutual.evidence["names"])) == ("TP311", ["a", "b"])
     a.grad = b.grad = None
+    many = [leaf(2) for _ in range(200)]
+    sum(one.exp().sum() for one in many).backward(create_graph=True)
+    (all_of_them,) = tp.check_graph({str(number): one for number, one in enumerate(many)}).findings
+    assert all_of_them.evidence["leaves"] == 200
+    for one in many:
+        one.grad = None
     linear = (leaf(10) * torch.ones(10)).sum()
     linear.backward(create_graph=True)  # the gradient has no graph
     (grad,) = torch.autograd.grad(x.exp().sum(), x, create_graph=True)
