@@ -84,6 +84,11 @@ TENSORPLAY_EXPOSE(node_mutex, torch::autograd::Node, mutex_)
 TENSORPLAY_EXPOSE(saved_data, torch::autograd::SavedVariable, data_)
 TENSORPLAY_EXPOSE(saved_version, torch::autograd::SavedVariable, saved_version_)
 TENSORPLAY_EXPOSE(saved_grad_fn, torch::autograd::SavedVariable, grad_fn_)
+TENSORPLAY_EXPOSE(saved_weak_grad_fn, torch::autograd::SavedVariable, weak_grad_fn_)
+TENSORPLAY_EXPOSE(saved_output_nr, torch::autograd::SavedVariable, output_nr_)
+TENSORPLAY_EXPOSE(saved_is_leaf, torch::autograd::SavedVariable, is_leaf_)
+TENSORPLAY_EXPOSE(saved_is_original, torch::autograd::SavedVariable, saved_original_)
+TENSORPLAY_EXPOSE(saved_in_place_on_view, torch::autograd::SavedVariable, is_inplace_on_view_)
 TENSORPLAY_EXPOSE(saved_accumulator, torch::autograd::SavedVariable, grad_accumulator_)
 TENSORPLAY_EXPOSE(saved_forward_gradients, torch::autograd::SavedVariable, fw_grad_)
 TENSORPLAY_EXPOSE(saved_hooks, torch::autograd::SavedVariable, hooks_)
@@ -248,6 +253,21 @@ inline const c10::intrusive_ptr<torch::autograd::Node>& saved_grad_fn(
 inline const c10::intrusive_ptr<torch::autograd::Node>& saved_accumulator(
     const torch::autograd::SavedVariable& saved) {
   return saved.*expose_saved_accumulator(detail::saved_accumulatorTag{});
+}
+// What unpack() goes by to say which operator a saved tensor came from.
+struct SavedOrigin {
+  bool is_leaf;
+  bool is_original;       // `saved_data` is the very tensor, with its own grad_fn
+  bool in_place_on_view;  // `weak_grad_fn` says it
+  const torch::autograd::Node* weak_grad_fn;
+  uint32_t output;
+};
+inline SavedOrigin saved_origin(const torch::autograd::SavedVariable& saved) {
+  return {saved.*expose_saved_is_leaf(detail::saved_is_leafTag{}),
+          saved.*expose_saved_is_original(detail::saved_is_originalTag{}),
+          saved.*expose_saved_in_place_on_view(detail::saved_in_place_on_viewTag{}),
+          (saved.*expose_saved_weak_grad_fn(detail::saved_weak_grad_fnTag{})).lock().get(),
+          saved.*expose_saved_output_nr(detail::saved_output_nrTag{})};
 }
 inline const std::shared_ptr<torch::autograd::ForwardGrad>& saved_forward_gradients(
     const torch::autograd::SavedVariable& saved) {

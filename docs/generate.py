@@ -35,6 +35,7 @@ SIGNATURES = {
     "find_mappings": "(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, str, str]]]",
     "producer": "(tensor: object, /) -> Any",
     "buffer_of": "(object: object, /) -> tuple[int, int] | None",
+    "is_node": "(object: object, /) -> bool",
     "is_tensor": "(object: object, /) -> TypeGuard[torch.Tensor]",
     "impl_data_address": "(tensor: object, /) -> int | None",
     "saved_tensors": (
@@ -124,7 +125,7 @@ def native_stubs() -> str:
         "FrameLocals: TypeAlias = tuple[str, str, int, list[tuple[str, Any]]]",
         "HeapLink: TypeAlias = tuple[str, Any] | None",
         "SavedSum: TypeAlias = tuple[int, int, int, int, int]",
-        "SavedAt: TypeAlias = tuple[str, int, str, int | None, int, TensorRecord | None, int]",
+        "SavedAt: TypeAlias = tuple[str, int, str, int | None, int, TensorRecord | None, int, tuple[str, int] | None]",
         "HeapEntry: TypeAlias = tuple[str, Any, int | None, Any, HeapLink, int]",
         "HeapReference: TypeAlias = tuple[int, HeapLink, int]",
         "HeapCycle: TypeAlias = tuple[list[HeapReference], list[HeapReference]] | None",

@@ -14,7 +14,7 @@ BUILD_INFO: Mapping[str, Any]
 FrameLocals: TypeAlias = tuple[str, str, int, list[tuple[str, Any]]]
 HeapLink: TypeAlias = tuple[str, Any] | None
 SavedSum: TypeAlias = tuple[int, int, int, int, int]
-SavedAt: TypeAlias = tuple[str, int, str, int | None, int, TensorRecord | None, int]
+SavedAt: TypeAlias = tuple[str, int, str, int | None, int, TensorRecord | None, int, tuple[str, int] | None]
 HeapEntry: TypeAlias = tuple[str, Any, int | None, Any, HeapLink, int]
 HeapReference: TypeAlias = tuple[int, HeapLink, int]
 HeapCycle: TypeAlias = tuple[list[HeapReference], list[HeapReference]] | None
@@ -469,6 +469,9 @@ def infer_chain(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: i
 
 def instance_dict(object: object, /) -> dict[Any, Any] | None:
     """Answer an object's own dictionary, or None, without asking its class."""
+
+def is_node(object: object, /) -> bool:
+    """Tell by type alone whether an object is a node of autograd's graph."""
 
 def is_tensor(object: object, /) -> TypeGuard[torch.Tensor]:
     """Tell by type alone whether this is a live tensor."""

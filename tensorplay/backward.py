@@ -33,6 +33,8 @@ class SavedAt(NamedTuple):
     """What was read of the tensor; None where it is given back."""
     root: int
     """Number of the root that leads there."""
+    origin: tuple[str, int] | None = None
+    """The node it came from and which of its outputs it is, as PyTorch will say it."""
 
     @property
     def slot(self) -> str:

@@ -6,26 +6,29 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 
-from tensorplay.backward import Changed, Graph, Known, slot_text
+from tensorplay.arrays import is_array_class, read_array
+from tensorplay.backward import Changed, Graph, Known, SavedAt, slot_text
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.decorating import decorated
 from tensorplay.inspection import MAX_TENSORS, explained, named_objects, outside_compiled_code
-from tensorplay.layers import Finding, GraphSummary, SavedChecksum, SavedTensor, Unread
-from tensorplay.live import Live, LiveTensor, scope_names
+from tensorplay.layers import ArrayRecord, Finding, GraphSummary, SavedChecksum, SavedTensor, Unread
+from tensorplay.live import Live, scope_names
 from tensorplay.reports import Read, Report
+from tensorplay.rules.graph import raised_message
 from tensorplay.rules.registry import graph_rules
 from tensorplay.selection import lenient_config, select_findings
 from tensorplay.walk import attributes, find_tensors, is_parameter, tracebacks_of, variables_of
-from tensorplay.words import describe, plural
+from tensorplay.words import describe, plural, shape_text
 
 __all__ = ["GraphReport", "GuardBackward", "check_graph", "guard_backward", "saved_for_backward"]
 
@@ -83,10 +86,11 @@ def check_graph(loss: object, *, checksums: bool = False, since: GraphReport | N
     if since is not None and not (isinstance(since, GraphReport) and since.document.checksums is not None):
         raise TypeError("check_graph(since=) takes the report of check_graph(..., checksums=True)")
     roots = _roots(loss, caller, "check_graph")
-    graph = Graph.of(roots, _known(roots))
+    known = _known(roots)
+    graph = Graph.of(roots, known.tensors)
     sums = C.saved_checksums([root for _, root in roots]) if checksums or since is not None else None
     if since is not None and sums is not None:
-        graph = graph._replace(changed=_changed(sums, since.document.checksums or ()))
+        graph = graph._replace(changed=_changed(sums, since.document.checksums or (), graph, known.arrays))
     findings = [finding for rule in graph_rules() for finding in rule.in_graph(graph)]
     findings += explained([Read(f"{at.node}._saved_{at.slot}", at.record) for at in graph.memoryless], caller, ())[1]
     selection = select_findings(findings, caller=caller, config=lenient_config(caller))
@@ -95,6 +99,11 @@ def check_graph(loss: object, *, checksums: bool = False, since: GraphReport | N
         selection.findings,
         graph=graph.summary(),
         checksums=None if sums is None else tuple(_checksum(one) for one in sums),
+        notes=tuple(
+            f"{name} needs no gradient: backward() through it raises"
+            for name, root in roots
+            if C.is_tensor(root) and not C.read(root).impl.requires_grad
+        ),
         unread=(*_busy(graph.busy), *_cut(graph)),
         focus="graph",
         **selection.fields(),
@@ -113,7 +122,9 @@ def _checksum(one: Any) -> SavedChecksum:
     )
 
 
-def _changed(sums: Sequence[Any], before: Iterable[SavedChecksum]) -> list[Changed]:
+def _changed(
+    sums: Sequence[Any], before: Iterable[SavedChecksum], graph: Graph, arrays: Sequence[ArrayRecord]
+) -> list[Changed]:
     """Answer the saved tensors whose bytes changed though their version did not."""
     known = {(one.thread, one.sequence_nr, one.argument): one for one in before}
     found = []
@@ -122,19 +133,24 @@ def _changed(sums: Sequence[Any], before: Iterable[SavedChecksum]) -> list[Chang
         then = known.get((now.thread, now.sequence_nr, now.argument))
         if then is not None and then.version == now.version and then.checksum != now.checksum:
             found.append((now, entry[-1]))
-    live = Live().over(record.storage.address for _, record in found)
+    live = Live()
     return [
-        Changed(now.node, now.argument, record, tuple(_aliases(record, live[record.storage.address])))
-        for now, record in found
+        Changed(now.node, now.argument, record, tuple(_aliases(record, live, graph, arrays))) for now, record in found
     ]
 
 
-def _aliases(record: Any, over: Iterable[LiveTensor]) -> Iterator[str]:
-    """Describe the live tensors over a saved one's storage that have another version counter."""
-    for entry in over:
+def _aliases(record: Any, live: Live, graph: Graph, arrays: Sequence[ArrayRecord]) -> Iterator[str]:
+    """Describe what lies over a saved tensor's bytes and has another version counter, or none: tensors and arrays."""
+    begin = record.data.pointer
+    end = begin + record.storage.nbytes
+    for entry in live.over_bytes(begin, end):
         other = entry.record
         if other.impl.version_counter != record.impl.version_counter and entry.in_python:
-            yield f"a {describe(other)} with its own version counter, at version {other.impl.version}"
+            name = graph.names.get(other.impl.address, "a tensor")
+            yield f"{name} {describe(other)} with its own version counter, at version {other.impl.version}"
+    for array in arrays:
+        if array.begin < end and begin < array.end:
+            yield f"NumPy array {array.name} {array.dtype}{shape_text(array.shape)}"
 
 
 @outside_compiled_code
@@ -159,15 +175,16 @@ def saved_for_backward(roots: object = None) -> GraphReport:
     """
     caller = Caller.at(sys._getframe(1))
     named: list[tuple[str, Any]]
+    live = Live()
     if roots is None:
-        named = [("everything alive", root) for root in Live().roots if type(root) is not _SAVED_ARGUMENT]
+        named = [("everything alive", root) for root in live.roots if type(root) is not _SAVED_ARGUMENT]
     else:
         named = _roots(roots, caller, "saved_for_backward")
-    graph = Graph.of(named, _known(named if roots is not None else []))
+    graph = Graph.of(named, _known(named if roots is not None else []).tensors)
     return GraphReport(
         [],
         graph=graph.summary() if roots is not None else _all_alive(graph),
-        saved=_saved([root for _, root in named], graph, everything=roots is None),
+        saved=_saved([root for _, root in named], graph, live, everything=roots is None),
         unread=_busy(graph.busy),
         focus="saved",
     )
@@ -179,7 +196,7 @@ _State = Literal["held", "packed_by_hook", "released"]
 class GuardBackward:
     """What guard_backward() answers: a context, or a decorator; afterwards it has the report.
 
-    Before an error of backward, ``.report`` is None and ``.findings`` is empty.
+    Until backward raises, and where it does not, ``.report`` is None and ``.findings`` is empty.
     """
 
     __slots__ = ("_caller", "report")
@@ -188,6 +205,7 @@ class GuardBackward:
         self._caller = caller
         self.report: GraphReport | None = None
 
+    @outside_compiled_code
     def __enter__(self) -> GuardBackward:
         self.report = None
         return self
@@ -200,6 +218,7 @@ class GuardBackward:
         """
         return decorated(function, lambda: GuardBackward(self._caller), "guard_backward")
 
+    @outside_compiled_code
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, RuntimeError) or not error.args or not any(word in str(error) for word in _ERRORS):
             return
@@ -207,12 +226,14 @@ class GuardBackward:
         if _SAID in message:
             return  # a guard within this one
         roots = _roots_of(error)
-        graph = Graph.of(roots, _known(roots))
+        frames = [traceback.tb_frame for traceback in tracebacks_of(error)]
+        variables = [entry for frame in frames[::-1] for entry in variables_of(frame)]
+        graph = Graph.of(roots, _known(roots, variables).tensors)
+        graph = graph._replace(written=_told_by(message, graph.written))
         # The backward that failed gave back what it went through: what is farthest was given back before.
-        graph = graph._replace(released=graph.released[::-1])
+        graph = graph._replace(released=graph.released[::-1], accumulations=[])  # a sum of steps is no cause of it
         code = "TP206" if _ERRORS[0] in message else "TP208"
         found = [finding for rule in graph_rules() if rule.code == code for finding in rule.in_graph(graph)]
-        found = [finding for finding in found if code != "TP206" or _tells(finding, message)]
         if not found:
             return
         selection = select_findings(found, caller=self._caller, config=lenient_config(self._caller))
@@ -231,23 +252,40 @@ class GuardBackward:
         return "null" if self.report is None else self.report.to_json()
 
 
+@overload
+def guard_backward() -> GuardBackward: ...
+
+
+@overload
+def guard_backward(function: Callable[_P, _T], /) -> Callable[_P, _T]: ...
+
+
 @outside_compiled_code
-def guard_backward() -> GuardBackward:
+def guard_backward(function: Callable[_P, _T] | None = None, /) -> GuardBackward | Callable[_P, _T]:
     """Make backward's own errors say which tensor, saved by which node, was written.
 
-    As a context, ``with tp.guard_backward(): loss.backward()``, or a decorator. Where PyTorch raises that a variable
+    As a context, ``with tp.guard_backward(): loss.backward()``, or as a decorator, ``@tp.guard_backward`` on a function
+    that calls backward. Where PyTorch raises that a variable
     was modified by an in-place operation, or that a graph was gone through before, the error gets the node, its
     argument, both versions, the tensor's name and a way out added to its text, and goes on as it is. Other errors are
     left alone, and so is all that goes well.
 
+    Args:
+        function: what is guarded, where it is a decorator.
+
     Returns:
-        The guard, with ``.report``, ``.findings`` and ``.to_json()`` once it has ended.
+        The guard; once backward raised within it, it has ``.report``, ``.findings`` and ``.to_json()``. As a decorator
+        the function, guarded each time it is called.
+
+    Raises:
+        TypeError: it decorates no function, or an asynchronous generator function.
 
     Cost: nothing before an error; then as check_graph(). Runs no operator and no hook.
 
     Source: as for check_graph(); the frames of the error's traceback.
     """
-    return GuardBackward(Caller.at(sys._getframe(1)))
+    guard = GuardBackward(Caller.at(sys._getframe(1)))
+    return guard if function is None else guard(function)
 
 
 _ERRORS = ("has been modified by an inplace operation", "backward through the graph a second time")
@@ -257,15 +295,19 @@ _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+) instead")
 _ROOT_NAMES = ("self", "tensors", "outputs")
 
 
-def _tells(finding: Finding, message: str) -> bool:
-    """Tell whether a finding is on the very tensor that PyTorch's message is on, by its shape and versions."""
+def _told_by(message: str, written: Sequence[SavedAt]) -> list[SavedAt]:
+    """Answer those that PyTorch's message is on: word for word, or by shape and versions."""
+    exact = [at for at in written if raised_message(at) in message]
     versions = _VERSIONS.search(message)
-    shape = str(finding.evidence["shape"])
-    if versions is None or shape not in message:
-        return False
+    if exact or versions is None:
+        return exact
     now, expected = int(versions[1]), int(versions[2])
-    savers = {saver["saved_version"] for saver in finding.evidence["saved_by"]}
-    return bool(finding.evidence["version_now"] == now and expected in savers)
+    return [
+        at
+        for at in written
+        if str(list(at.record.impl.shape or ())) in message
+        and (at.record.impl.version, at.expected_version) == (now, expected)
+    ]
 
 
 def _told(finding: Finding) -> str:
@@ -317,31 +359,52 @@ def _roots(asked: object, caller: Caller, call: str) -> list[tuple[str, Any]]:
         several = type(asked) in (list, tuple)
         items: Iterable[Any] = asked if several else (asked,)  # type: ignore[assignment]
         named = [(f"{name}[{number}]" if several else name, root) for number, root in enumerate(items)]
-    return named
+    found = [(name, cast("GradientEdge", root).node if type(root) is GradientEdge else root) for name, root in named]
+    for name, root in found:
+        if not C.is_tensor(root) and not C.is_node(root):
+            raise TypeError(
+                f"{call}() takes a tensor with a graph, a node of autograd, or a list or dict of these; "
+                f"{name} is of type {class_name(type(root))}"
+            )
+    return found
 
 
-def _known(roots: Sequence[tuple[str, Any]]) -> list[Known]:
-    """Answer the tensors that the caller can name: those handed in, variables, and modules' parameters and buffers."""
+class _Names(NamedTuple):
+    """What can be named."""
+
+    tensors: list[Known]
+    arrays: list[ArrayRecord]
+
+
+def _known(roots: Sequence[tuple[str, Any]], more: Sequence[tuple[str, Any]] = ()) -> _Names:
+    """Answer the tensors that can be named: those handed in, the caller's variables and more, modules' parameters."""
     scope: list[tuple[str, Any]] = [*roots]
-    for name, value in scope_names():
+    for name, value in (*scope_names(), *more):
         if _is_named(value):
             scope.append((name, value))
         elif name in ("self", "cls"):
             scope += [(f"{name}.{key}", inner) for key, inner in attributes(value).items() if _is_named(inner)]
-    places = find_tensors(scope, most=MAX_TENSORS).places
-    return [
+    found = find_tensors(scope, most=MAX_TENSORS)
+    tensors = [
         Known(place.path, C.read(place.tensor), is_parameter(place.tensor))
-        for place in places
+        for place in found.places
         if place.tensor is not None
     ]
+    return _Names(tensors, [read_array(place.path, place.tensor) for place in found.arrays])
 
 
 def _is_named(value: object) -> bool:
-    return C.is_tensor(value) or derives(type(value), nn.Module)
+    return C.is_tensor(value) or derives(type(value), nn.Module) or is_array_class(type(value))
 
 
-def _saved(roots: Sequence[Any], graph: Graph, *, everything: bool) -> tuple[SavedTensor, ...]:
+def _saved(roots: Sequence[Any], graph: Graph, live: Live, *, everything: bool) -> tuple[SavedTensor, ...]:
     slots = C.saved_tensors(roots, None, None, everything)[0]
+    unseen = {
+        record.storage.address
+        for *_, record, _ in slots
+        if record is not None and record.storage is not None and record.python is None
+    }
+    in_python = {address for address, over in live.over(unseen).items() if any(entry.in_python for entry in over)}
     over: dict[int, list[str]] = {}
     for node, _, argument, index, _, _, record, _ in slots:
         if record is not None and record.storage is not None:
@@ -364,7 +427,8 @@ def _saved(roots: Sequence[Any], graph: Graph, *, everything: bool) -> tuple[Sav
                 expected_version=expected,
                 version=None if record is None else record.impl.version,
                 name=None if record is None else graph.name_of(record),
-                in_python=record is not None and record.python is not None,
+                in_python=record is not None
+                and (record.python is not None or (storage is not None and storage.address in in_python)),
                 dtype=None if record is None else record.impl.dtype,
                 shape=None if record is None else record.impl.shape,
                 storage=None if storage is None else storage.address,

@@ -74,6 +74,20 @@ class Live:
                 found[groups[number]].append(self.read(index))
         return found
 
+    def over_bytes(self, begin: int, end: int) -> list[LiveTensor]:
+        """Answer the live tensors whose storages lie over some addresses: several storages may."""
+        numbers, storages = self._grouped
+        first = {number: index for index, number in reversed(list(enumerate(numbers)))}
+        wanted = []
+        for number, address in enumerate(storages):
+            if address == 0 or number not in first:
+                continue
+            record = self.read(first[number]).record
+            start, size = (None, None) if record.data is None else (record.data.pointer, record.storage.nbytes)
+            if start and isinstance(size, int) and start < end and begin < start + size:
+                wanted.append(address)
+        return [entry for group in self.over(wanted).values() for entry in group]
+
     def read(self, index: int) -> LiveTensor:
         """Read one of them: this list, this function and its call hold a reference each."""
         tensor = self.tensors[index]

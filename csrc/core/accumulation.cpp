@@ -14,6 +14,7 @@
 #define TENSORPLAY_COMPAT_GRAPH
 #include "../compat.h"
 #include "pointer_set.h"
+#include "read.h"
 
 namespace tensorplay {
 namespace {
@@ -126,24 +127,28 @@ class Search {
 
   // What is known of terms of one kind; nothing where the budget does not last.
   std::optional<Accumulation> judged(std::vector<size_t> roots, std::span<const Node* const> terms) {
-    Accumulation found{std::move(roots), terms.size(), 0, false};
-    std::vector<Versions> versions;
+    Accumulation found{.roots = std::move(roots), .terms = terms.size()};
+    std::vector<Places> places;
     for (const Node* term : terms) {
       if (left_ == 0) return std::nullopt;
-      found.released += read_term(*term, versions.emplace_back()) ? 1 : 0;
+      found.released += read_term(*term, places.emplace_back()) ? 1 : 0;
     }
     if (left_ == 0) return std::nullopt;
-    found.weights_moved = terms.size() > 2 && any_moves(versions);
+    compare(places, found);
     return found;
   }
 
  private:
-  // By leaf, kind of node and argument: the youngest version that the term's nodes saved there.
-  using Versions =
-      std::map<std::tuple<const c10::TensorImpl*, const std::type_info*, std::string_view>, uint32_t>;
+  // A place in the model: a leaf, a kind of node that works with it, and what that saved.
+  using PlaceKey = std::tuple<const c10::TensorImpl*, const std::type_info*, std::string_view>;
+  struct Saved {
+    uint32_t version = 0;  // the youngest
+    bool is_leaf = true;   // whether it was the leaf itself, or a view of it
+  };
+  using Places = std::map<PlaceKey, Saved>;
 
   // Whether a backward ran through it.
-  bool read_term(const Node& term, Versions& versions) {
+  bool read_term(const Node& term, Places& places) {
     bool is_released = false;
     PointerSet seen;
     std::vector<SavedSlot> slots;
@@ -159,11 +164,15 @@ class Search {
         if (lock.owns_lock()) read_slots(node, python_saved_, slots);
         const c10::TensorImpl* leaf = slots.empty() ? nullptr : leaf_behind(node);
         for (const SavedSlot& slot : slots) {
-          const SlotState state = read_saved(*slot.variable).state;
-          is_released = is_released || state == SlotState::kReleased;
-          if (leaf == nullptr || (state != SlotState::kHeld && state != SlotState::kReleased)) continue;
-          uint32_t& version = versions[{leaf, &typeid(node), slot.argument}];  // a released slot keeps it
-          version = std::max(version, compat::saved_version(*slot.variable));
+          const SavedFacts saved = read_saved(*slot.variable);
+          is_released = is_released || saved.state == SlotState::kReleased;
+          if (leaf == nullptr || (saved.state != SlotState::kHeld && saved.state != SlotState::kReleased)) {
+            continue;
+          }
+          const uint32_t version = compat::saved_version(*slot.variable);  // a released slot keeps it
+          Saved& place = places[{leaf, &typeid(node), slot.argument}];
+          place.version = std::max(place.version, version);
+          place.is_leaf = place.is_leaf && may_be_leaf(*leaf, saved, version);
         }
       }
       for (const torch::autograd::Edge& edge : node.next_edges()) {
@@ -174,16 +183,32 @@ class Search {
     return is_released;
   }
 
-  // Whether some place saved another version in each term.
-  static bool any_moves(const std::vector<Versions>& terms) {
-    return std::ranges::any_of(terms.front(), [&](const auto& first) {
+  // Of a slot that is given back no more is known than that a leaf's version only grows.
+  static bool may_be_leaf(const c10::TensorImpl& leaf, const SavedFacts& saved, uint32_t version) {
+    const void* counter = version_counter_of(leaf);
+    if (counter == nullptr) return false;
+    return saved.tensor == nullptr ? version <= leaf.version_counter().current_version()
+                                   : version_counter_of(*saved.tensor->unsafeGetTensorImpl()) == counter;
+  }
+
+  // Which places are in each term; of those whether some saved another version of its leaf in each.
+  static void compare(const std::vector<Places>& terms, Accumulation& out) {
+    for (const auto& [key, first] : terms.front()) {
       std::set<uint32_t> versions;
-      for (const Versions& term : terms) {
-        const auto found = term.find(first.first);
-        if (found == term.end() || !versions.insert(found->second).second) return false;
+      size_t found_in = 0;
+      bool is_leaf = true;
+      for (const Places& term : terms) {
+        const auto found = term.find(key);
+        if (found == term.end()) break;
+        ++found_in;
+        is_leaf = is_leaf && found->second.is_leaf;
+        versions.insert(found->second.version);
       }
-      return true;
-    });
+      if (found_in != terms.size()) continue;
+      out.shares_places = true;
+      out.weights_moved =
+          out.weights_moved || (terms.size() > 2 && is_leaf && versions.size() == terms.size());
+    }
   }
 
   PythonSaved python_saved_;
@@ -212,7 +237,7 @@ std::vector<Accumulation> find_accumulations(std::span<const GraphRoot> roots, P
       if (terms.size() < 2 || (best && best->terms >= terms.size())) continue;
       const auto sum = search.judged({root}, terms);
       // Several kinds are the terms of one loss, as a penalty is; vectors are the stream of a residual net.
-      if (sum && (sum->spans_steps() || (is_scalar && kinds.size() == 1))) best = sum;
+      if (sum && (sum->spans_steps() || (is_scalar && kinds.size() == 1 && sum->shares_places))) best = sum;
     }
     if (best) found.push_back(std::move(*best));
   };

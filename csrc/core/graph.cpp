@@ -94,6 +94,28 @@ SavedFacts read_saved(const torch::autograd::SavedVariable& variable) {
   return facts;
 }
 
+// unpack() in torch/csrc/autograd/saved_variable.cpp, and grad_fn() in variable.cpp, which makes a new node
+// for a view that was written, and is not called here.
+std::optional<Origin> origin_of(const torch::autograd::SavedVariable& variable, const Node& saver) {
+  const compat::SavedOrigin saved = compat::saved_origin(variable);
+  const c10::TensorImpl& impl = *compat::saved_data(variable).unsafeGetTensorImpl();
+  Origin found{nullptr, false, saved.output};
+  if (saved.in_place_on_view) {
+    found.node = saved.weak_grad_fn;
+  } else if (saved.is_original) {
+    found.node = grad_fn_of(impl);
+    if (is_stale_view(impl)) {
+      if (view_of(impl)->function != nullptr) return std::nullopt;
+      found.is_rebuilt = true;
+    }
+  }
+  if (found.node == nullptr && !found.is_rebuilt) {
+    if (saved.is_leaf) return std::nullopt;
+    found.node = &saver;
+  }
+  return found;
+}
+
 void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, GraphVisitor& visitor,
                 Gradients gradients) {
   PointerSet seen;
@@ -144,16 +166,28 @@ const Node* grad_fn_of(const c10::TensorImpl& impl) {
   return meta == nullptr ? nullptr : meta->grad_fn_.get();
 }
 
-const Node* next_grad_fn_of(const c10::TensorImpl& impl) {
+std::optional<ViewFacts> view_of(const c10::TensorImpl& impl) {
   const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
-  if (meta == nullptr || !meta->is_view_) return grad_fn_of(impl);
+  if (meta == nullptr || !meta->is_view_) return std::nullopt;
+  const auto& view = static_cast<const DifferentiableViewMeta&>(*meta);
+  if (!view.has_bw_view()) return std::nullopt;
+  const torch::autograd::ViewInfo& info = view.get_backward_view();
+  return ViewFacts{&info.base_, info.has_view_fn() ? &typeid(info.view_fn()) : nullptr};
+}
+
+bool is_stale_view(const c10::TensorImpl& impl) {
+  const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
+  if (meta == nullptr || !meta->is_view_) return false;
   const auto& view = static_cast<const DifferentiableViewMeta&>(*meta);
   const bool counted = compat::version_counter_address(impl.version_counter()) != nullptr;
-  if (!view.has_bw_view() || !counted ||
-      view.get_attr_version() == impl.version_counter().current_version()) {
-    return grad_fn_of(impl);
-  }
-  return grad_fn_of(*view.get_backward_view().base_.unsafeGetTensorImpl());
+  if (!view.has_bw_view() || !counted) return false;
+  const at::Tensor& base = view.get_backward_view().base_;
+  return (view.grad_fn_.get() != nullptr || base.requires_grad()) &&
+         view.get_attr_version() != impl.version_counter().current_version();
+}
+
+const Node* next_grad_fn_of(const c10::TensorImpl& impl) {
+  return grad_fn_of(is_stale_view(impl) ? *view_of(impl)->base->unsafeGetTensorImpl() : impl);
 }
 
 const at::TensorBase* leaf_of(const Node& node) {
@@ -174,22 +208,13 @@ const c10::TensorImpl* leaf_behind(const Node& node) {
   return nullptr;
 }
 
-std::optional<ViewFacts> view_of(const c10::TensorImpl& impl) {
-  const auto* meta = static_cast<const AutogradMeta*>(impl.autograd_meta());
-  if (meta == nullptr || !meta->is_view_) return std::nullopt;
-  const auto& view = static_cast<const DifferentiableViewMeta&>(*meta);
-  if (!view.has_bw_view()) return std::nullopt;
-  const torch::autograd::ViewInfo& info = view.get_backward_view();
-  return ViewFacts{&info.base_, info.has_view_fn() ? &typeid(info.view_fn()) : nullptr};
-}
-
 std::vector<ViewNode> view_nodes(const c10::TensorImpl& view) {
   const auto* meta = static_cast<const AutogradMeta*>(view.autograd_meta());
   if (meta == nullptr || !meta->is_view_ || meta->grad_fn_.get() == nullptr) return {};
   const auto& differentiable = static_cast<const DifferentiableViewMeta&>(*meta);
   if (!differentiable.has_bw_view()) return {};
   const bool counted = compat::version_counter_address(view.version_counter()) != nullptr;
-  if (!counted || differentiable.get_attr_version() != view.version_counter().current_version()) return {};
+  if (!counted || is_stale_view(view)) return {};
   const c10::TensorImpl* const base = differentiable.get_backward_view().base_.unsafeGetTensorImpl();
   const Node* const end = grad_fn_of(*base);
 

@@ -32,6 +32,17 @@ struct SavedFacts {
 
 SavedFacts read_saved(const torch::autograd::SavedVariable& variable);
 
+// The operator that a saved tensor came from, as PyTorch names it where its version is wrong.
+struct Origin {
+  const torch::autograd::Node* node = nullptr;
+  bool is_rebuilt = false;  // a view written in place: its grad_fn is to become a new AsStridedBackward0
+  uint32_t output = 0;
+};
+
+// Of a slot that is held by `saver`; nothing for a leaf, and where the name cannot be known before.
+std::optional<Origin> origin_of(const torch::autograd::SavedVariable& variable,
+                                const torch::autograd::Node& saver);
+
 // Saved tensors of a Python autograd.Function's node; core/ does not know Python.
 using PythonSaved = std::span<const torch::autograd::SavedVariable> (*)(const torch::autograd::Node& node);
 
@@ -66,6 +77,9 @@ void walk_graph(std::span<const GraphRoot> roots, PythonSaved python_saved, Grap
 
 // The node that autograd's field names, also where it is stale; null for a leaf.
 const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& impl);
+
+// Whether a view was written since autograd noted its grad_fn: the field is stale.
+bool is_stale_view(const c10::TensorImpl& impl);
 
 // The node that backward begins with: of a view whose field is stale that of its base, which PyTorch builds
 // on.

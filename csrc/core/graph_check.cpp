@@ -1,5 +1,6 @@
 #include "graph_check.h"
 
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -32,6 +33,12 @@ bool lacks_memory(const c10::TensorImpl& impl) {
   if (facts.kind != Kind::kStrided || facts.impl.numel == 0) return false;
   return facts.data.pointer == nullptr ||
          facts.needed_nbytes().value_or(0) > nbytes_of(*storage).value_or(INT64_MAX);
+}
+
+// Backward takes the operator out of the node of an in-place write on a view.
+bool is_copy_slices_given_back(const Node& node) {
+  return typeid(node) == typeid(torch::autograd::CopySlices) &&
+         static_cast<const torch::autograd::CopySlices&>(node).fn.get() == nullptr;
 }
 
 }  // namespace
@@ -78,6 +85,10 @@ void GraphCheck::visit(const Node& node, size_t root, std::span<const SavedSlot>
   const size_t leaf = leaf_number(node);
   SavedSum* const sums[] = {&total, &by_kind[kind].second, &by_leaf[leaf].second};
   ++by_leaf[leaf].second.nodes;
+  if (slots.empty() && !is_busy && is_copy_slices_given_back(node)) {
+    released.push_back({&node, "fn", -1, nullptr, 0, root});
+    for (SavedSum* sum : sums) ++sum->slots;
+  }
   if (slots.empty() && !is_busy && gave_back_ != nullptr && gave_back_(node)) {
     released.push_back({&node, "saved_tensors", -1, nullptr, 0, root});
     for (SavedSum* sum : sums) ++sum->slots;
@@ -99,6 +110,7 @@ void GraphCheck::visit(const Node& node, size_t root, std::span<const SavedSlot>
         if (version_counter_of(impl) != nullptr &&
             impl.version_counter().current_version() != saved.expected_version) {
           written.push_back(at);
+          written.back().origin = origin_of(*slot.variable, node);
         }
         if (lacks_memory(impl)) memoryless.push_back(at);
         add_storage(impl, kind, leaf);

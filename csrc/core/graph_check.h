@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <typeinfo>
@@ -26,6 +27,7 @@ struct SavedAt {
   const at::TensorBase* tensor = nullptr;  // null where it is given back
   uint32_t expected_version = 0;
   size_t root = 0;
+  std::optional<Origin> origin = {};  // where it was written
 };
 
 // What the nodes of one kind, or those of one module, saved.

@@ -214,14 +214,20 @@ PyObject* list_of(const std::vector<Item>& all, Make make, size_t most = SIZE_MA
   return list;
 }
 
-// (node, address, argument, index, expected_version, record, root) of the first ones.
+PyObject* origin_of(const std::optional<Origin>& origin) {
+  if (!origin) return none();
+  return Py_BuildValue("(NI)", origin->is_rebuilt ? text("AsStridedBackward0") : node_name(*origin->node),
+                       origin->output);
+}
+
+// (node, address, argument, index, expected_version, record, root, origin) of the first ones.
 PyObject* slots_of(const std::vector<SavedAt>& all) {
   constexpr size_t kMost = 1000;
   const auto make = [](const SavedAt& at) {
-    return Py_BuildValue("(NNNNINn)", node_name(*at.node), address(at.node), text(at.argument),
+    return Py_BuildValue("(NNNNINnN)", node_name(*at.node), address(at.node), text(at.argument),
                          at.index < 0 ? none() : integer(at.index), at.expected_version,
                          at.tensor == nullptr ? none() : record_of(*at.tensor),
-                         static_cast<Py_ssize_t>(at.root));
+                         static_cast<Py_ssize_t>(at.root), origin_of(at.origin));
   };
   return list_of(all, make, kMost);
 }

@@ -35,6 +35,10 @@ PyObject* is_tensor(PyObject*, PyObject* object) {
   return boolean(unpack_tensor(object) != nullptr);
 }
 
+PyObject* is_node(PyObject*, PyObject* object) {
+  return boolean(is_node_class(Py_TYPE(object)));
+}
+
 PyObject* read_grad(PyObject*, PyObject* object) {
   return guarded([&]() -> PyObject* {
     const at::Tensor* tensor = need_tensor(object);
@@ -186,6 +190,8 @@ PyMethodDef methods[] = {
      "read(tensor, observer_refs=1, /)\n--\n\nRead all four layers of one tensor."},
     {"is_tensor", is_tensor, METH_O,
      "is_tensor(object, /)\n--\n\nTell by type alone whether this is a live tensor."},
+    {"is_node", is_node, METH_O,
+     "is_node(object, /)\n--\n\nTell by type alone whether an object is a node of autograd's graph."},
     {"read_grad", read_grad, METH_O,
      "read_grad(tensor, /)\n--\n\nRead the gradient autograd keeps for a tensor, if it has no Python object; "
      "makes none. Else None."},

@@ -12,6 +12,7 @@ __all__ = ["graph", "graph_summary", "saved"]
 
 _MOST_KINDS = 12
 _MOST_SAVED = 30
+_WIDEST_NAME = 44
 _NUMBERS = frozenset({"nodes", "saved", "storages", "bytes"})
 
 
@@ -44,7 +45,9 @@ def saved(found: Sequence[SavedTensor]) -> Iterator[Table | Phrase]:
     rows = tuple(_row(one) for one in found[:_MOST_SAVED])
     left = len(found) - len(rows)
     rest = f"... and {plural(left, 'more saved tensor')}: report.saved has all" if left else None
-    yield Table(("saved as", "tensor", "bytes", "known in Python as"), rows, numbers=_NUMBERS, rest=rest)
+    width = min(_WIDEST_NAME, max(len(word) for row in rows for word in row[0].split()))
+    headings = ("saved as", "tensor", "bytes", "known in Python as")
+    yield Table(headings, rows, numbers=_NUMBERS, rest=rest, first_width=width)
 
 
 def _row(one: SavedTensor) -> tuple[str, str, str, str]:

@@ -642,6 +642,8 @@ class _Writer:
         if document.truncated is not None:
             cut = f"cut after {plural(document.truncated.max_tensors, 'tensor')}: raise max_tensors to read all"
             yield Phrase(cut, "attention")
+        for note in document.notes if document.graph is not None else ():
+            yield Phrase(note, "attention")
         for unread in document.unread:
             yield Phrase(f"not looked into: {unread.name}: {unread.reason}", "attention")
         for entry in document.suppressed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,16 +15,19 @@ from tensorplay.words import bytes_text, describe, place_pattern, plural, some_o
 __all__ = ["GradientLeadsBack", "GraphFreed", "GraphsOfStepsKept", "SavedTensorWritten", "UnseenWrite"]
 
 _MANY_TERMS = 3
-_TYPES = {
+_END = re.compile(r"Backward\d*$")
+_LEGACY_TYPES = {
     "float32": "Float",
     "float64": "Double",
     "float16": "Half",
-    "bfloat16": "BFloat16",
     "int64": "Long",
     "int32": "Int",
     "int16": "Short",
     "int8": "Char",
     "uint8": "Byte",
+}
+_TYPES = _LEGACY_TYPES | {
+    "bfloat16": "BFloat16",
     "bool": "Bool",
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
@@ -47,6 +51,8 @@ class SavedTensorWritten(SceneRule, GraphRule):
 
     What a hook packed has no version that PyTorch checks, and neither has this, but for the inputs of checkpointed
     functions. A custom Function's saved tensors raise when its backward reads them: one that does not raises nothing.
+    `backward(inputs=...)` and `torch.autograd.grad()` run the nodes on the way to these inputs alone: what others saved
+    does not matter then. Of a jagged tensor PyTorch fails to write its own message: NotImplementedError is raised.
     Writes through `.data` and NumPy move no version. Whether anybody will call backward is not known.
 
     ## Example
@@ -88,29 +94,37 @@ class SavedTensorWritten(SceneRule, GraphRule):
         return iter(()) if scene.graph is None else self.in_graph(scene.graph)
 
     def in_graph(self, graph: Graph) -> Iterator[Finding]:
-        """Explain one finding a version counter: a tensor and its views were written by one write."""
-        by_counter: dict[Any, list[SavedAt]] = {}
+        """Explain one finding a version counter, as of a tensor and its views, and one for all parameters of a root."""
+        causes: dict[Any, list[SavedAt]] = {}
         for at in graph.written:
-            by_counter.setdefault(at.record.impl.version_counter, []).append(at)
-        for members in by_counter.values():
+            impl = at.record.impl
+            causes.setdefault(at.root if _is_weight(impl) else (impl.version_counter,), []).append(at)
+        for members in causes.values():
             yield self._explained(graph, members)
 
     def _explained(self, graph: Graph, members: Sequence[SavedAt]) -> Finding:
         first = members[0]
         record = first.record
         name = graph.name_of(record)
-        savers = list(dict.fromkeys(f"{at.node} ({at.slot})" for at in members))
-        versions = sorted({at.expected_version for at in members})
+        alike = [at for at in members if at.record.impl.version_counter == record.impl.version_counter]
+        savers = list(dict.fromkeys(f"{at.node} ({at.slot})" for at in alike))
+        versions = sorted({at.expected_version for at in alike})
         then = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+        others = {at.record.impl.version_counter: graph.name_of(at.record) or describe(at.record) for at in members}
+        others.pop(record.impl.version_counter)
+        more = f"; and {plural(len(others), 'more parameter')}: {some_of(list(others.values()))}" if others else ""
         unread = all(at.argument == "saved_tensors" for at in members)
-        impl = record.impl
-        weight = (impl.is_leaf and impl.requires_grad) or (impl.base_is_leaf and impl.base_requires_grad)
+        weight = _is_weight(record.impl)
+        what = "parameters" if others else "a tensor"
+        was = "were" if others else "was"
         return self.finding(
             name or f"a saved {describe(record)}",
-            headline="a tensor that a custom Function saved was written since: its backward raises if it reads it"
+            headline=f"{what} that a custom Function saved {was} written since: its backward raises if it reads "
+            f"{'them' if others else 'it'}"
             if unread
-            else "a tensor saved for backward was written since: backward will raise",
-            subject=f"{describe(record)} saved by {some_of(savers)} at {then}, now at version {record.impl.version}",
+            else f"{what} saved for backward {was} written since: backward will raise",
+            subject=f"{'' if name is None else describe(record) + ' '}saved by {some_of(savers)} at {then}, now at "
+            f"version {record.impl.version}{more}",
             evidence={
                 "saved_version": first.expected_version,
                 "version_now": record.impl.version,
@@ -118,7 +132,15 @@ class SavedTensorWritten(SceneRule, GraphRule):
                 "argument": first.slot,
                 "shape": list(record.impl.shape or ()),
                 "saved_by": [
-                    {"node": at.node, "argument": at.slot, "saved_version": at.expected_version} for at in members
+                    {
+                        "tensor": graph.name_of(at.record),
+                        "node": at.node,
+                        "argument": at.slot,
+                        "saved_version": at.expected_version,
+                        "version_now": at.record.impl.version,
+                        "message": raised_message(at),
+                    }
+                    for at in members
                 ],
                 "root": graph.roots[first.root],
                 "message": raised_message(first),
@@ -139,16 +161,33 @@ def one_name(names: Sequence[str]) -> str:
     return patterns.pop() if len(names) > 1 and len(patterns) == 1 else some_of(names, 2)
 
 
+def _is_weight(impl: Any) -> bool:
+    """Tell whether it is a parameter, or a view of one."""
+    return (impl.is_leaf and impl.requires_grad) or bool(impl.base_is_leaf and impl.base_requires_grad)
+
+
 def raised_message(at: SavedAt) -> str:
-    """Answer the beginning of what PyTorch will raise, as far as it is known before."""
+    """Answer what PyTorch will raise, without its hint."""
     impl = at.record.impl
-    device = "" if impl.device in (None, "cpu") else f"{impl.device.partition(':')[0]}."
-    kind = f"torch.{device}{_TYPES.get(impl.dtype, impl.dtype)}Tensor"
+    origin = "" if at.origin is None else f", which is output {at.origin[1]} of {_END.sub('', at.origin[0])},"
     versions = f"is at version {impl.version}; expected version {at.expected_version} instead"
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{kind} {list(impl.shape or ())}] {versions}"
+        f"[{_type_text(impl)} {list(impl.shape or ())}]{origin} {versions}"
     )
+
+
+def _type_text(impl: Any) -> str:
+    """Answer a tensor's type as PyTorch calls it in its messages: ``torch.FloatTensor``, ``CPUBoolType``."""
+    device = (impl.device or "cpu").partition(":")[0]
+    kind = _LEGACY_TYPES.get(impl.dtype)
+    if impl.layout in ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"):
+        prefix = "".join(part.capitalize() for part in impl.layout.split("_"))
+        return f"{prefix}torch.{kind}Tensor" if kind else f"{prefix}{device.upper()}{_TYPES.get(impl.dtype)}Type"
+    sparse = impl.layout == "sparse_coo"
+    if kind is None:
+        return f"{'Sparse' if sparse else ''}{device.upper()}{_TYPES.get(impl.dtype, impl.dtype)}Type"
+    return f"torch.{'' if device == 'cpu' else device + '.'}{'sparse.' if sparse else ''}{kind}Tensor"
 
 
 class UnseenWrite(GraphRule):
@@ -167,9 +206,10 @@ class UnseenWrite(GraphRule):
 
     ## Known limits
 
-    It sees writes between the two calls alone, in memory of this process, and not those to the inner tensors of
-    wrappers. The running statistics that a batch norm in training saved are passed over: its backward does not read
-    them.
+    Whether backward reads all that a node saved is not known: the bias that a layer norm saved is not read, nor an
+    input that is saved for a weight that needs no gradient. It sees writes between the two calls alone, in memory of
+    this process, and not those to the inner tensors of wrappers. The running statistics that a batch norm in training
+    saved are passed over: its backward does not read them.
 
     ## Example
 
@@ -222,7 +262,8 @@ class UnseenWrite(GraphRule):
                     "saved_by": [{"node": one.node, "argument": one.slot} for one in members],
                     "aliases": list(first.aliases),
                 },
-                why="backward computes with the new values: the gradient is wrong, and nothing raises",
+                why="backward takes the new values for those of the forward pass where it reads them: then the "
+                "gradient is wrong, and nothing raises",
                 fix="write to a clone; or under torch.no_grad() to the tensor itself, so that PyTorch notices",
                 source="computed: a sum over the tensor's bytes, twice; read: its version counter",
             )
@@ -243,7 +284,9 @@ class GraphFreed(GraphRule):
 
     ## Known limits
 
-    Nodes that save nothing, as those of additions, do not tell: backward goes through them a second time.
+    Nodes that save nothing, as those of additions, do not tell: backward goes through them a second time. A custom
+    Function raises when its backward reads `ctx.saved_tensors`: one that does not raises nothing, and one that saved
+    nothing and reads it all the same raises and is not seen.
 
     ## Example
 
@@ -279,7 +322,8 @@ class GraphFreed(GraphRule):
         """Explain the one finding."""
         if not graph.released or any(found.released and found.spans_steps for found in graph.accumulations):
             return  # what a sum keeps of several steps is TP310
-        first = graph.released[0]
+        own = [at for at in graph.released if at.argument != "saved_tensors"]
+        first = own[0] if own else graph.released[0]
         partly = graph.counts[1] < graph.total.saved
         yield self.finding(
             graph.roots[first.root],
@@ -294,7 +338,8 @@ class GraphFreed(GraphRule):
                 "node": first.node,
                 "argument": first.slot,
             },
-            why="a second backward() raises: Trying to backward through the graph a second time",
+            why=f"a second backward() raises{'' if own else ', if that Function reads what it saved'}: Trying to "
+            "backward through the graph a second time",
             fix="retain_graph=True in the first backward(), or detach() what is carried over",
             source="read: SavedVariable's data_ and was_default_constructed_ (torch/csrc/autograd/saved_variable.h)",
         )
@@ -307,10 +352,11 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
 
     Whether a tensor was made by adding up terms of one kind, each with a graph of its own, and the terms come from
     several steps: a backward ran through some of three or more already and not through others, or one place in the
-    model saved another version in each, so that the optimizer stepped in between. Additions, subtractions, weights, as
-    in `0.9 * running + 0.1 * loss`, `torch.stack()` and means are looked through. So are several given scalars of one
-    kind, as the items of a list: there the versions alone prove it. `terms`, `released` and `activation_bytes_held` say
-    how much hangs on it. Three scalar terms and more for which neither is proven are an info of check_graph().
+    model saved another version of its parameter in each, so that an optimizer stepped in between. Additions,
+    subtractions, weights, as in `0.9 * running + 0.1 * loss`, `torch.stack()` and means are looked through. So are
+    several given scalars of one kind, as the items of a list: there the versions alone prove it. `terms`, `released`
+    and `activation_bytes_held` say how much hangs on it. Three scalar terms and more that come from the same places in
+    a model, and for which neither is proven, are an info of check_graph().
 
     ## Why it matters
 
@@ -321,7 +367,8 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
 
     Losses of one step that are added up for one backward look alike as long as no optimizer steps: they are the info.
     Terms that share most of their graphs, as when each step's begins at the one before, are judged as far as four times
-    the graph's nodes reach.
+    the graph's nodes reach. Losses that are put into a buffer, `history[step] = loss`, and maxima of losses are not
+    looked through.
 
     ## Example
 
@@ -376,10 +423,12 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
                 continue
             held = f"{bytes_text(graph.total.nbytes)} in {plural(graph.total.storages, 'storage')}"
             proof = (
-                "one place in the model saved another version in each: the optimizer stepped in between"
+                "one place in the model saved another version of its parameter in each: it was written in between, as "
+                "an optimizer does"
                 if found.weights_moved
                 else f"a backward ran through {found.released} of them"
             )
+            used_up = f"; {found.released} are used up: a backward through them raises" if found.released else ""
             is_sum = len(found.roots) == 1
             yield self.finding(
                 one_name([graph.roots[root] for root in found.roots]),
@@ -395,7 +444,7 @@ class GraphsOfStepsKept(SceneRule, GraphRule):
                     "activations_held": graph.total.storages,
                     "activation_bytes_held": graph.total.nbytes,
                 },
-                why=f"the terms come from several steps: {proof}"
+                why=f"the terms come from several steps: {proof}{used_up if found.weights_moved else ''}"
                 if found.spans_steps
                 else "one backward needs them all",
                 fix=f"{'add up' if is_sum else 'keep'} loss.item() or loss.detach()"
