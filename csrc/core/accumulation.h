@@ -22,9 +22,9 @@ struct Accumulation {
   bool spans_steps() const { return weights_moved || (terms > 2 && 0 < released && released < terms); }
 };
 
-// The sums of one element of terms of one kind, made by the same places in a model; and, where it is proven that they span steps, sums of more
-// elements, sums of several kinds, and roots of one element and one kind. Reads at most `budget` nodes, what
-// terms share once for each. Needs what walk_graph() needs.
+// The sums of one element of terms of one kind, made by the same places in a model; and, where it is proven
+// that they span steps, sums of more elements, sums of several kinds, and roots of one element and one kind.
+// Reads at most `budget` nodes, what terms share once for each. Needs what walk_graph() needs.
 std::vector<Accumulation> find_accumulations(std::span<const GraphRoot> roots, PythonSaved python_saved,
                                              uint64_t budget);
 
