@@ -65,6 +65,10 @@ SIGNATURES = {
         "list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], "
         "list[tuple[list[int], int, int, bool, bool]], list[int]]"
     ),
+    "placement": (
+        "(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, "
+        "most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]"
+    ),
     "packed_objects": "(roots: Sequence[object], /) -> list[Any]",
     "saved_checksums": (
         "(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]"

@@ -21,6 +21,7 @@ _PUBLIC = {
     "Report": "reports",
     "TensorRecord": "layers",
     "Verdict": "reports",
+    "audit_device_consistency": "devices",
     "check": "inspection",
     "check_graph": "graph",
     "compare": "comparison",
@@ -53,6 +54,7 @@ __all__ = [
     "Report",
     "TensorRecord",
     "Verdict",
+    "audit_device_consistency",
     "check",
     "check_graph",
     "compare",
@@ -76,6 +78,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tensorplay.comparison import compare
+    from tensorplay.devices import audit_device_consistency
     from tensorplay.errors import InconsistentTensor, LeakFound, LoadError, TargetError, TensorPlayError, UnknownCode
     from tensorplay.fixes import recommend_fix
     from tensorplay.graph import check_graph, guard_backward, saved_for_backward

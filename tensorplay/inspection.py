@@ -19,16 +19,17 @@ from torch._C._dynamo import eval_frame
 from tensorplay.arrays import owner_of, producer_of, read_array
 from tensorplay.backward import Graph, Known
 from tensorplay.callers import Caller
-from tensorplay.classes import class_name
+from tensorplay.classes import class_name, derives
 from tensorplay.differences import Held, changes_between, compared
 from tensorplay.errors import InconsistentTensor
 from tensorplay.layers import WITH_MEMORY, WRAPPERS, Finding, TensorRecord, Truncated, Unread
+from tensorplay.placement import Placement
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.foreign import NotMapped
-from tensorplay.rules.registry import SceneRule, record_rules, scene_rules
+from tensorplay.rules.registry import SceneRule, device_rules, record_rules, scene_rules
 from tensorplay.scene import Lent, Scene
 from tensorplay.selection import Selection, lenient_config, select_findings
-from tensorplay.walk import Place, find_tensors, is_parameter
+from tensorplay.walk import Found, Place, find_tensors, is_parameter
 from tensorplay.words import bytes_text
 
 __all__ = [
@@ -207,6 +208,8 @@ def check_at(
     reads, lent, beside = found.reads, found.arrays, found.beside
     scene = Scene(reads, lent, found.repeated_modules, found.modules, found.errors, found.graph)
     findings = [*_explain(_suspects(reads)), *_explain_scene(scene, scene_rules())]
+    if found.placement is not None:
+        findings += [finding for rule in device_rules() for finding in rule.in_placement(found.placement)]
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
     beside["unread"] += tuple(scene.unread)
     return Report(reads, selection.findings, arrays=tuple(a.record for a in lent), **beside, **selection.fields())
@@ -409,6 +412,7 @@ class _Reads(NamedTuple):
     modules: dict[str, int]
     errors: list[tuple[str, BaseException]]
     graph: Graph | None
+    placement: Placement | None
 
 
 def _read_all(
@@ -430,7 +434,20 @@ def _read_all(
     cut = Truncated(max_tensors=max_tensors) if found.cut else None
     beside = {"truncated": cut, "unread": tuple(found.unread)}
     graph = _graph_behind(found.places, reads) if lenders else None
-    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors, graph)
+    placement = _placement(found, grads) if lenders else None
+    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors, graph, placement)
+
+
+def _placement(found: Found, grads: bool) -> Placement:
+    """Read what lies where in modules and optimizers, and of the tensors beside them."""
+    optimizers = [(path, obj) for path, obj in found.tops if derives(type(obj), torch.optim.Optimizer)]
+    known = {id(obj) for _, obj in optimizers}
+    roots = [(path, obj) for path, obj in found.tops if id(obj) not in known]
+    return Placement(
+        [*roots, *((place.path, place.tensor) for place in found.places if place.tensor is not None)],
+        optimizers,
+        gradients=grads,
+    )
 
 
 def _graph_behind(places: Sequence[Place], reads: Sequence[Read]) -> Graph | None:

@@ -862,6 +862,36 @@ class SavedChecksum(msgspec.Struct, frozen=True, kw_only=True):
     """The sum."""
 
 
+class Lying(msgspec.Struct, frozen=True, kw_only=True):
+    """Tensors that are held in one way and lie on one device."""
+
+    role: str
+    """parameter, buffer; attribute: held by a module and not registered; hook; gradient; local: what a wrapper computes
+    with; base: of a view; state: of an optimizer; own attribute: of a tensor; tensor."""
+    device: str
+    """What the impl says."""
+    tensors: int
+    """How many they are."""
+    nbytes: int
+    """Bytes of their storages, each counted once."""
+
+
+class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies on which device."""
+
+    roots: tuple[str, ...]
+    """What was handed in."""
+    modules: int
+    """How many modules there are."""
+    rows: tuple[Lying, ...]
+    """How many tensors of each role are on each device."""
+    asked: int
+    """Tensors of which a driver was asked whose memory it is."""
+    offloaded: int
+    """Tensors of modules that a hook moves from device to device as it needs them: nothing is said of where they
+    are."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -928,6 +958,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What was saved for backward, where saved_for_backward() asked; the largest first."""
     checksums: tuple[SavedChecksum, ...] | None = None
     """Sums over what was saved for backward, where check_graph() was asked for them."""
+    placement: PlacementSummary | None = None
+    """What lies on which device, where audit_device_consistency() asked."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

@@ -29,6 +29,7 @@ __all__ = [
     "OF_ALL_MODULES",
     "Found",
     "Place",
+    "attribute_text",
     "attributes",
     "find_tensors",
     "is_parameter",
@@ -101,6 +102,8 @@ class Found(NamedTuple):
     """The paths of each module that has several."""
     modules: dict[str, int]
     """Number of the module at each path that leads to one."""
+    tops: list[tuple[str, object]]
+    """The modules and optimizers that no module holds, with their paths."""
     errors: list[tuple[str, BaseException]]
     """The exceptions, with their paths."""
 
@@ -121,22 +124,24 @@ def find_tensors(
     places: list[Place] = []
     arrays: list[Place] = []
     unread: list[Unread] = []
+    tops: list[tuple[str, object]] = []
     errors: list[tuple[str, BaseException]] = []
     known: dict[int, Place] = {}
     # Of each module, its paths, and whether one leads there through plain objects.
     modules: dict[int, list[tuple[str, bool]]] = {}
     # What was opened, and whether plain objects in it were too; held, so that an id is not used again meanwhile.
     opened: dict[int, tuple[object, bool]] = {}
-    # Path of what is being opened, its children, and whether plain objects among them may be opened.
-    stack: list[tuple[str, Iterator[_Child], bool]] = [("", iter(list(named)), True)]
+    # Path of what is being opened, its children, whether plain objects among them may be opened, and whether a module
+    # holds it.
+    stack: list[tuple[str, Iterator[_Child], bool, bool]] = [("", iter(list(named)), True, False)]
 
     def answer(cut: bool) -> Found:
         numbers = {path: number for number, paths in enumerate(modules.values()) for path, _ in paths}
         repeated = [names for paths in modules.values() if not cut and len(names := _module_names(paths)) > 1]
-        return Found(places, arrays, unread, cut, repeated, numbers, errors)
+        return Found(places, arrays, unread, cut, repeated, numbers, tops, errors)
 
     while stack:
-        outer, children, may_open = stack[-1]
+        outer, children, may_open, in_module = stack[-1]
         try:
             path, obj = next(children)
         except StopIteration:
@@ -155,11 +160,11 @@ def find_tensors(
             places.append(known.setdefault(id(obj), Place(path, obj)))
             # Beside its class nothing: no attributes. Asking for them would make the dictionary.
             if len(gc.get_referents(obj)) > 1:
-                stack.append((path, _attribute_children(path, obj), False))
+                stack.append((path, _attribute_children(path, obj), False, in_module))
             if not grads:
                 continue
             if (grad := C.grad_object(obj)) is not None:
-                stack.append((path, iter([(f"{path}.grad", grad)]), False))
+                stack.append((path, iter([(f"{path}.grad", grad)]), False, in_module))
             elif (record := C.read_grad(obj)) is not None:
                 if len(places) >= most:
                     return answer(cut=True)
@@ -182,15 +187,17 @@ def find_tensors(
         path = _shortened(path)
         if plan.read is _of_error:
             errors.append((path, obj))
+        if not in_module and (plan.module or plan.read is _of_optimizer):
+            tops.append((path, obj))
         if plan.read is not None:
             opened[id(obj)] = (obj, may_open)
-            stack.append((path, plan.read(path, obj, known), may_open))
+            stack.append((path, plan.read(path, obj, known), may_open, in_module or plan.module))
         elif ask_pytree and (node := _pytree_nodes().get(id(type(obj)))) is not None:
             opened[id(obj)] = (obj, may_open)
-            stack.append((path, _of_pytree(path, obj, node), may_open))
+            stack.append((path, _of_pytree(path, obj, node), may_open, in_module))
         elif may_open:
             opened[id(obj)] = (obj, may_open)
-            stack.append((path, _attribute_children(path, obj), False))
+            stack.append((path, _attribute_children(path, obj), False, in_module))
     return answer(cut=False)
 
 
@@ -295,10 +302,11 @@ def _items(mapping: Any) -> list[tuple[Any, Any]]:
 def _attribute_children(path: str, obj: Any) -> Iterator[_Child]:
     for name, value in attributes(obj).items():
         if id(type(value)) not in _LEAF_IDS:
-            yield _attribute(path, name), value
+            yield attribute_text(path, name), value
 
 
-def _attribute(path: str, name: object) -> str:
+def attribute_text(path: str, name: object) -> str:
+    """Name an attribute of what has a path."""
     plain = type(name) is str and name.isprintable() and len(name) <= _LONGEST_KEY
     return f"{path}.{name}" if plain else f"{path}.{key_text(name)}"
 
@@ -356,19 +364,19 @@ def _of_module(path: str, module: Any, _: dict[int, Place]) -> Iterator[_Child]:
         if issubclass(type(table), dict):
             for key, value in _items(table):
                 if value is not None:
-                    yield _attribute(path, key), value
+                    yield attribute_text(path, key), value
         elif table is not None:
             yield f"{path}.{name}", table
     for name, value in own.items():
         if name not in _MODULE_INTERNALS and name not in _MODULE_TABLES and id(type(value)) not in _LEAF_IDS:
-            yield _attribute(path, name), value
+            yield attribute_text(path, name), value
 
 
 def _of_script(path: str, module: Any, _: dict[int, Place]) -> Iterator[_Child]:
     """Look into TorchScript's own module: in C++, with Python objects made for its tensors as parameters() does."""
     for table in (torch._C.ParameterDict, torch._C.BufferDict, torch._C.ModuleDict):
         for name, value in table(module).items():
-            yield _attribute(path, name), value
+            yield attribute_text(path, name), value
 
 
 def _of_optimizer(path: str, optimizer: Any, known: dict[int, Place]) -> Iterator[_Child]:
@@ -390,12 +398,12 @@ def _of_optimizer(path: str, optimizer: Any, known: dict[int, Place]) -> Iterato
             yield name, kept
             continue
         for key, value in _items(kept):
-            yield _attribute(name, key), value
+            yield attribute_text(name, key), value
     if not issubclass(type(state), dict):
         yield f"{path}.state", state
     for name, value in own.items():
         if name not in ("param_groups", "state", "defaults") and id(type(value)) not in _LEAF_IDS:
-            yield _attribute(path, name), value
+            yield attribute_text(path, name), value
 
 
 def _of_pytree(path: str, obj: Any, node: Any) -> Iterator[_Child]:
@@ -412,7 +420,7 @@ def _of_pytree(path: str, obj: Any, node: Any) -> Iterator[_Child]:
 
 def _pytree_key(path: str, key: Any, index: int) -> str:
     if type(key) is _pytree.GetAttrKey:
-        return _attribute(path, key.name)
+        return attribute_text(path, key.name)
     if type(key) is _pytree.MappingKey:
         return f"{path}[{key_text(key.key)}]"
     return f"{path}[{index}]"
@@ -449,7 +457,7 @@ def _sequence(copy: Callable[[Any], Iterable[Any]]) -> Callable[[str, Any, dict[
         fields = next((space["_fields"] for space in spaces if type(space.get("_fields")) is tuple), None)
         values = copy(sequence)
         if fields is not None:  # a named tuple
-            yield from ((_attribute(path, name), value) for name, value in zip(fields, values, strict=False))
+            yield from ((attribute_text(path, name), value) for name, value in zip(fields, values, strict=False))
             return
         for index, value in enumerate(values):
             if id(type(value)) not in _LEAF_IDS:
@@ -467,7 +475,7 @@ def _of_set(path: str, items: Any, _: dict[int, Place]) -> Iterator[_Child]:
 def _of_wrapper(path: str, wrapper: Any, _: dict[int, Place]) -> Iterator[_Child]:
     """Look through UserDict and UserList, which are what their `data` is, and at what a subclass adds."""
     for name, value in attributes(wrapper).items():
-        yield path if name == "data" else _attribute(path, name), value
+        yield path if name == "data" else attribute_text(path, name), value
 
 
 def _of_proxy(path: str, proxy: Any, _: dict[int, Place]) -> Iterator[_Child]:

@@ -24,6 +24,7 @@ from tensorplay.render.graph import graph, graph_summary, saved
 from tensorplay.render.growth import growth, growth_summary
 from tensorplay.render.holders import holders, holders_summary
 from tensorplay.render.parts import Phrase, Table
+from tensorplay.render.placement import placement, placement_summary
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text
 
@@ -43,7 +44,7 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved")
+_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -243,6 +244,7 @@ class _Writer:
                 *(() if document.growth is None else growth(document.growth)),
                 *(() if document.graph is None else graph(document.graph)),
                 *saved(document.saved),
+                *(() if document.placement is None else placement(document.placement)),
             ),
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
@@ -619,9 +621,10 @@ class _Writer:
         if document.focus == "saved" and document.graph is not None:
             yield from graph_summary(document.graph)  # no rule was asked
             return
-        if document.growth is not None or document.graph is not None:
+        if _has_part(document):
             yield from () if document.growth is None else growth_summary(document.growth)
             yield from () if document.graph is None else graph_summary(document.graph)
+            yield from () if document.placement is None else placement_summary(document.placement)
             yield Phrase(": ")
         else:
             yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
@@ -631,8 +634,7 @@ class _Writer:
             if number:
                 yield Phrase(", ")
             yield phrase
-        has_part = document.growth is not None or document.graph is not None
-        if not found and not document.records and not document.arrays and not has_part:
+        if not found and not document.records and not document.arrays and not _has_part(document):
             yield Phrase("nothing was checked", "attention")
         elif not found:
             yield Phrase("no findings", "good")
@@ -651,6 +653,11 @@ class _Writer:
             yield Phrase(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", "dim")
         for unused in document.unused_ignores:
             yield Phrase(f"unused ignore[{unused.code}] at {unused.file}:{unused.line}", "attention")
+
+
+def _has_part(document: Document) -> bool:
+    """Tell whether the report is of something else than tensors, with a line of its own on the whole."""
+    return document.growth is not None or document.graph is not None or document.placement is not None
 
 
 def _counted(count: int, severity: Severity) -> str:

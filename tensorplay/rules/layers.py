@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tensorplay.layers import Finding, TensorRecord
-from tensorplay.rules.registry import Rule
+from tensorplay.placement import Placement, device_type, same_device
+from tensorplay.rules.registry import DeviceRule, Rule
 from tensorplay.words import bytes_text, describe, plural
 
 __all__ = ["DevicesDisagree", "NullPointerWithBytes", "ReachesPastStorage"]
@@ -25,14 +26,17 @@ def _by_storage(records: Iterable[TensorRecord]) -> Iterator[list[TensorRecord]]
     yield from groups.values()
 
 
-class DevicesDisagree(Rule):
-    """The impl, the key set, the DataPtr and the allocator name different devices.
+class DevicesDisagree(Rule, DeviceRule):
+    """The impl, the key set, the DataPtr and the allocator name different devices; or a tensor and what belongs to it.
 
     ## What it checks
 
     Four device facts of one tensor that PyTorch keeps in four places: the impl's own label (`device_opt_`), the
     backend bits of its key set, the label of the storage's DataPtr, and the device type its allocator is registered
     for. They are read from the fields; `x.device` is not asked, since a subclass may answer it in Python.
+
+    Besides, for audit_device_consistency() and check(), the device of a tensor against that of its gradient, of the
+    base that it is a view of, and of the `_local_tensor` that a wrapper over an ordinary body computes with.
 
     ## Why it matters
 
@@ -43,7 +47,7 @@ class DevicesDisagree(Rule):
     ## Known limits
 
     Kinds that carry two devices by design are exempt: FakeTensor, wrapper subclasses, jagged nested tensors,
-    functional wrappers, tensors without storage. The memory's real owner (driver, memory map) is not looked up here.
+    functional wrappers, tensors without storage. Whose the memory really is, TP110 asks the driver.
     Where one of two labels has no index (`cuda` beside `cuda:0`), only the types are compared.
 
     ## Example
@@ -86,7 +90,7 @@ class DevicesDisagree(Rule):
         allocator = record.storage.allocator_device
         if device == label == backend and (allocator is None or allocator == label):
             return False
-        return bool(_device_conflicts(record.kind, device, backend, label, allocator))
+        return bool(device_conflicts(record.kind, device, backend, label, allocator))
 
     def findings(self, records: Sequence[TensorRecord]) -> Iterator[Finding]:
         """Explain one finding a cause: tensors whose labels disagree in the same way."""
@@ -124,36 +128,71 @@ class DevicesDisagree(Rule):
                 source=f"read: {_TENSOR_IMPL} device_opt_, key_set_; {_STORAGE_IMPL} data_ptr_, allocator_",
             )
 
+    def in_placement(self, placement: Placement) -> Iterator[Finding]:
+        """Explain one finding for all tensors that are beside theirs in the same way."""
+        for group in placement.of("gradient", "local", "base"):
+            if not group.is_elsewhere:
+                continue
+            members = placement.members([group])
+            beside = " or ".join(group.around)
+            what = _BESIDE[group.role]
+            also = f", and {plural(group.tensors - 1, 'more tensor')} in the same way" if group.tensors > 1 else ""
+            yield self.finding(
+                members[0].path,
+                headline=f"device facts disagree: {what} is on {group.device}, the tensor on {beside}",
+                subject=f"{members[0].path}{also}",
+                evidence={
+                    "role": group.role,
+                    "device": group.device,
+                    "tensor_device": beside,
+                    "tensors": [member.path for member in members],
+                },
+                why=_BESIDE_WHY[group.role],
+                fix=_BESIDE_FIX[group.role],
+                source=f"read: {_TENSOR_IMPL} device_opt_ of both; torch/csrc/autograd/variable.h",
+            )
+
+
+_BESIDE = {
+    "gradient": "the gradient",
+    "local": "the local tensor of a wrapper",
+    "base": "the base of a view",
+}
+_BESIDE_WHY = {
+    "gradient": "PyTorch checks this where .grad is set, not where .data of either is: the next step raises, or adds "
+    "up on the wrong device",
+    "local": "Python sees the local tensor alone; what works with the body, as autograd and optimizers in C++ do, sees "
+    "another device",
+    "base": "the view was made before `.data` of its base was replaced: it shows the old memory, and writes to it "
+    "reach nobody",
+}
+_BESIDE_FIX = {
+    "gradient": "move both: optimizer.zero_grad() before the move, or p.grad = p.grad.to(p.device)",
+    "local": "make the wrapper anew from its local tensor, or repair it with tensorplay.dtensor.repair",
+    "base": "make the view again after the move",
+}
+
 
 def _conflicts_of(record: TensorRecord) -> list[str]:
     assert record.storage is not None and record.data is not None
     impl = record.impl
-    return _device_conflicts(
-        record.kind, impl.device, impl.backend, record.data.device, record.storage.allocator_device
-    )
+    return device_conflicts(record.kind, impl.device, impl.backend, record.data.device, record.storage.allocator_device)
 
 
-def _device_conflicts(
+def device_conflicts(
     kind: str, device: str | None, backend: str | None, label: str, allocator: str | None
 ) -> list[str]:
+    """Say where the four facts disagree, in words; nothing for a kind that carries two devices by design."""
     if kind in _WITHOUT_MEMORY and kind != "meta":
         return []
     conflicts = []
-    if device is not None and not _same_device(device, label):
+    if device is not None and not same_device(device, label):
         conflicts.append(f"the impl says {device}, its DataPtr {label}")
-    if backend is not None and device is not None and _device_type(device) != backend:
+    if backend is not None and device is not None and device_type(device) != backend:
         conflicts.append(f"the key set computes on {backend}, the impl says {device}")
-    if allocator is not None and _device_type(label) != allocator:
+    if allocator is not None and device_type(label) != allocator:
         conflicts.append(f"the DataPtr says {label}, its allocator serves {allocator}")
     return conflicts
-
-
-def _device_type(device: str) -> str:
-    return device.partition(":")[0]
-
-
-def _same_device(one: str, other: str) -> bool:
-    return one == other or (_device_type(one) == _device_type(other) and (":" not in one or ":" not in other))
 
 
 class ReachesPastStorage(Rule):

@@ -18,6 +18,7 @@ from tensorplay.layers import Finding, Severity, TensorRecord, Where
 if TYPE_CHECKING:
     from tensorplay.backward import Graph
     from tensorplay.growth import Surge
+    from tensorplay.placement import Placement
     from tensorplay.scene import Scene
 
 if sys.version_info >= (3, 11):
@@ -27,6 +28,7 @@ else:
 
 __all__ = [
     "CodeEntry",
+    "DeviceRule",
     "GraphRule",
     "LeakRule",
     "Rule",
@@ -34,6 +36,7 @@ __all__ = [
     "all_codes",
     "check_selectors",
     "code_entry",
+    "device_rules",
     "graph_rules",
     "leak_rules",
     "load_rule",
@@ -139,6 +142,17 @@ class GraphRule(_Coded):
         raise NotImplementedError
 
 
+class DeviceRule(_Coded):
+    """A rule over what lies on which device.
+
+    audit_device_consistency() asks it, and check(). The docstring is the rule's page, as for Rule.
+    """
+
+    def in_placement(self, placement: Placement) -> Iterator[Finding]:
+        """Explain what lies where it does not belong, one finding a cause."""
+        raise NotImplementedError
+
+
 @functools.cache
 def _table() -> dict[str, CodeEntry]:
     text = resources.files("tensorplay.rules").joinpath("codes.toml").read_text(encoding="utf-8")
@@ -194,6 +208,12 @@ def leak_rules() -> tuple[LeakRule, ...]:
 def graph_rules() -> tuple[GraphRule, ...]:
     """Answer the rules that check_graph() runs."""
     return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), GraphRule))
+
+
+@functools.cache
+def device_rules() -> tuple[DeviceRule, ...]:
+    """Answer the rules that audit_device_consistency() runs, and check() beside the others."""
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), DeviceRule))
 
 
 _PAGES = "docs/reference/rules in the TensorPlay checkout"

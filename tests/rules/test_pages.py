@@ -15,6 +15,7 @@ from tensorplay.rules.registry import (
     all_codes,
     check_selectors,
     code_entry,
+    device_rules,
     graph_rules,
     leak_rules,
     load_rule,
@@ -43,6 +44,9 @@ class Asked:
 
     def check(self, objs):
         self.answers.append(tp.check(objs))
+
+    def audit_device_consistency(self, model, optimizer=None):
+        self.answers.append(tp.audit_device_consistency(model, optimizer))
 
     def check_graph(self, loss, **options):
         answer = tp.check_graph(loss, **options)
@@ -84,7 +88,7 @@ def test_registry_and_rule_agree(code):
     rule = load_rule(code)
 
     assert rule.code == code
-    assert any(rule in rules() for rules in (record_rules, scene_rules, leak_rules, graph_rules))
+    assert any(rule in rules() for rules in (record_rules, scene_rules, leak_rules, graph_rules, device_rules))
     assert code_entry(code).severity in ("error", "warning", "info")
     assert (type(rule).__doc__ or "").splitlines()[0].endswith(".")
 

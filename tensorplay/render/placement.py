@@ -1,0 +1,43 @@
+"""What lies on which device in words: a table of roles and devices, and a line on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tensorplay.layers import PlacementSummary
+from tensorplay.render.parts import Phrase, Table
+from tensorplay.words import bytes_text, plural
+
+__all__ = ["placement", "placement_summary"]
+
+_NUMBERS = frozenset({"tensors", "bytes"})
+_WORDS = {
+    "attribute": "tensors that are not registered",
+    "hook": "tensors that hooks hold",
+    "own attribute": "tensors that tensors hold",
+    "local": "local tensors of wrappers",
+    "base": "bases of views",
+    "state": "optimizer state",
+}
+
+
+def placement(found: PlacementSummary) -> Iterator[Table | Phrase]:
+    """Answer the pieces: how many tensors of each role are on each device."""
+    rows = tuple(
+        (_WORDS.get(row.role, f"{row.role}s"), row.device, str(row.tensors), bytes_text(row.nbytes))
+        for row in found.rows
+    )
+    if rows:
+        yield Table(
+            ("what", "device", "tensors", "bytes"), rows, numbers=frozenset({"tensors", "bytes"}), first_width=24
+        )
+    if found.offloaded:
+        yield Phrase(f"{plural(found.offloaded, 'tensor')} of modules with an offload hook: moved as needed", "dim")
+
+
+def placement_summary(found: PlacementSummary) -> Iterator[Phrase]:
+    """Answer the one line that counts."""
+    tensors = sum(row.tensors for row in found.rows)
+    devices = sorted({row.device for row in found.rows})
+    on = f" on {', '.join(devices)}" if devices else ""
+    yield Phrase(f"{plural(found.modules, 'module')}, {plural(tensors, 'tensor')}{on}")
