@@ -35,6 +35,7 @@ _PUBLIC = {
     "list_shared_storages": "sharing",
     "recommend_fix": "fixes",
     "record_views": "views",
+    "reproduce_device_mismatch": "mismatch",
     "saved_for_backward": "graph",
     "show_view_chain": "views",
     "snapshot": "leaks",
@@ -68,6 +69,7 @@ __all__ = [
     "list_shared_storages",
     "recommend_fix",
     "record_views",
+    "reproduce_device_mismatch",
     "saved_for_backward",
     "show_view_chain",
     "snapshot",
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     )
     from tensorplay.layers import Finding, TensorRecord
     from tensorplay.leaks import leak_check, snapshot
+    from tensorplay.mismatch import reproduce_device_mismatch
     from tensorplay.reports import Report, Verdict
     from tensorplay.sharing import list_shared_storages
     from tensorplay.views import record_views, show_view_chain

@@ -892,6 +892,27 @@ class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
     are."""
 
 
+class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One way in which device facts come to disagree, as it was made in a process of its own."""
+
+    name: str
+    """Of the way."""
+    title: str
+    """What it is, in a few words."""
+    disagrees: str
+    """Which facts."""
+    by_design: bool
+    """Whether PyTorch means it so: nothing is found then."""
+    source: str
+    """What made it."""
+    effect: str
+    """What PyTorch says and does."""
+    codes: tuple[str, ...]
+    """Of what was found."""
+    error: str | None = None
+    """Why it could not be shown here."""
+
+
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """What made this report."""
 
@@ -960,6 +981,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over what was saved for backward, where check_graph() was asked for them."""
     placement: PlacementSummary | None = None
     """What lies on which device, where audit_device_consistency() asked."""
+    mismatches: tuple[Mismatch, ...] = ()
+    """How device facts come to disagree, where reproduce_device_mismatch() showed it."""
     files: tuple[CheckpointFile, ...] = ()
     """The files of the checkpoint that was read."""
 

@@ -317,7 +317,8 @@ class Placement {
         add_beside(*view->base, step, module, Role::kBase, device);
       }
     }
-    PyObject* dict = dict_if_any(object);
+    // What a wrapper without memory consists of lies where it likes.
+    PyObject* dict = impl.key_set().has(c10::DispatchKey::Python) ? nullptr : dict_if_any(object);
     if (dict == nullptr) return;
     PyObject *key, *value;
     Py_ssize_t position = 0;

@@ -24,7 +24,7 @@ from tensorplay.render.graph import graph, graph_summary, saved
 from tensorplay.render.growth import growth, growth_summary
 from tensorplay.render.holders import holders, holders_summary
 from tensorplay.render.parts import Phrase, Table
-from tensorplay.render.placement import placement, placement_summary
+from tensorplay.render.placement import mismatches, placement, placement_summary
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text
 
@@ -44,7 +44,7 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement")
+_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement", "mismatches")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -245,6 +245,7 @@ class _Writer:
                 *(() if document.graph is None else graph(document.graph)),
                 *saved(document.saved),
                 *(() if document.placement is None else placement(document.placement)),
+                *mismatches(document.mismatches),
             ),
             checkpoint=files,
             arrays=self.arrays(document.arrays) if document.arrays else None,
@@ -625,6 +626,7 @@ class _Writer:
             yield from () if document.growth is None else growth_summary(document.growth)
             yield from () if document.graph is None else graph_summary(document.graph)
             yield from () if document.placement is None else placement_summary(document.placement)
+            yield from (Phrase(f"{len(document.mismatches)} ways were made"),) if document.mismatches else ()
             yield Phrase(": ")
         else:
             yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
@@ -644,7 +646,7 @@ class _Writer:
         if document.truncated is not None:
             cut = f"cut after {plural(document.truncated.max_tensors, 'tensor')}: raise max_tensors to read all"
             yield Phrase(cut, "attention")
-        for note in document.notes if document.graph is not None else ():
+        for note in document.notes if document.graph is not None or document.mismatches else ():
             yield Phrase(note, "attention")
         for unread in document.unread:
             yield Phrase(f"not looked into: {unread.name}: {unread.reason}", "attention")
@@ -657,7 +659,8 @@ class _Writer:
 
 def _has_part(document: Document) -> bool:
     """Tell whether the report is of something else than tensors, with a line of its own on the whole."""
-    return document.growth is not None or document.graph is not None or document.placement is not None
+    parts = (document.growth, document.graph, document.placement)
+    return any(part is not None for part in parts) or bool(document.mismatches)
 
 
 def _counted(count: int, severity: Severity) -> str:

@@ -1,14 +1,14 @@
-"""What lies on which device in words: a table of roles and devices, and a line on the whole."""
+"""What lies on which device in words: roles and devices, how they came to disagree, and a line on the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tensorplay.layers import PlacementSummary
+from tensorplay.layers import Mismatch, PlacementSummary
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.words import bytes_text, plural
 
-__all__ = ["placement", "placement_summary"]
+__all__ = ["mismatches", "placement", "placement_summary"]
 
 _NUMBERS = frozenset({"tensors", "bytes"})
 _WORDS = {
@@ -41,3 +41,18 @@ def placement_summary(found: PlacementSummary) -> Iterator[Phrase]:
     devices = sorted({row.device for row in found.rows})
     on = f" on {', '.join(devices)}" if devices else ""
     yield Phrase(f"{plural(found.modules, 'module')}, {plural(tensors, 'tensor')}{on}")
+
+
+def mismatches(found: Sequence[Mismatch]) -> Iterator[Table | Phrase]:
+    """Answer the pieces: each way, what PyTorch does, and what was found."""
+    rows = tuple(
+        (
+            one.name,
+            one.title,
+            one.error or one.effect,
+            "not shown" if one.error else ", ".join(one.codes) or ("by design" if one.by_design else "nothing"),
+        )
+        for one in found
+    )
+    if rows:
+        yield Table(("way", "what disagrees", "what PyTorch does", "found"), rows, first_width=8)
