@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import platform
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+
+from tests.extensions import built
+from tests.npu import load as load_npu
 
 # What tests read and start is the same on every terminal.
 os.environ.update(TERM="xterm-256color", COLUMNS="100")
@@ -88,15 +89,19 @@ def single_process_group(tmp_path):
 
 @pytest.fixture(scope="session")
 def cpp_owners():
-    """C++ code that owns tensors, storages and objects: compiled by whichever process of the tests comes first."""
-    from torch.utils.cpp_extension import load
+    """C++ code that owns tensors, storages and objects."""
+    return built("cpp_owners", [TESTS / "extensions" / "cpp_owners.cpp"])
 
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for ninja
-    name = f"{platform.python_implementation()}-{platform.python_version()}-torch-{torch.__version__}"
-    folder = TESTS.parent / "build" / "test-extensions" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "held", "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        (folder / "lock").unlink(missing_ok=True)  # of a process that was ended while it compiled
-        source = str(TESTS / "extensions" / "cpp_owners.cpp")
-        return load("cpp_owners", [source], build_directory=str(folder), extra_cflags=["-O0", "-g0"])
+
+@pytest.fixture(scope="session")
+def npu():
+    """A device that is none: tests/npu. Loaded by the first test that asks, since it changes what torch.accelerator is."""
+    return load_npu()
+
+
+@pytest.fixture(autouse=True)
+def _backward_where_the_engine_can(request):
+    """The autograd engine counts devices once, at its first backward; a device that came later has no thread there."""
+    late = "npu" in request.fixturenames and not request.getfixturevalue("npu").has_engine_threads
+    with torch.autograd.set_multithreading_enabled(False) if late else nullcontext():
+        yield
