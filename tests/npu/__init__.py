@@ -90,7 +90,9 @@ class Npu:
         return Figures(*copies, tuple(Memory(*self.native.memory(index)) for index in range(self.native.DEVICES)))
 
     @contextmanager
-    def copy_latency(self, fixed_ns: int = 0, ns_per_byte: float = 0, directions: tuple[str, ...] = DIRECTIONS) -> Iterator[None]:
+    def copy_latency(
+        self, fixed_ns: int = 0, ns_per_byte: float = 0, directions: tuple[str, ...] = DIRECTIONS
+    ) -> Iterator[None]:
         """Make each copy take that long, in all directions or in those named."""
         used = [DIRECTIONS.index(name) for name in directions]
         for direction in used:
@@ -116,12 +118,16 @@ class Npu:
         """Answer the index of the device whose live block holds the address, or None."""
         return self.native.owner_of(address)
 
+    def device_of_pointer(self, address: int) -> str:
+        """Answer the device of a live block as PyTorch's hooks do, which raise for any other address."""
+        return self.native.device_of_pointer(address)
+
     def has_context(self, index: int) -> bool:
         """Answer whether the device was ever used."""
         return self.native.has_context(index)
 
     def impl_class(self, x: torch.Tensor) -> str:
-        """Answer the C++ class of the tensor: NpuTensorImpl or TensorImpl."""
+        """Answer the C++ class of the tensor's impl: NpuTensorImpl or other."""
         return self.native.impl_class(x)
 
     def describe_storage(self, x: torch.Tensor) -> Description | None:

@@ -42,8 +42,8 @@ c10::DataPtr NpuAllocator::allocate(size_t nbytes) {
   void* const address = ordered ? nullptr : std::aligned_alloc(kAlignment, rounded(nbytes));
   if (address == nullptr) {
     ++device.failures;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", nbytes, " bytes on ", current,
-                     ordered ? " (fail_next_allocation)." : ".");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", nbytes, " bytes on ",
+                     current, ordered ? " (fail_next_allocation)." : ".");
   }
   std::memset(address, kFreshByte, nbytes);
   blocks_.emplace(reinterpret_cast<uintptr_t>(address), Block{nbytes, current.index()});

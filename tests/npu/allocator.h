@@ -1,7 +1,7 @@
 // Memory of the two devices: blocks of host RAM that know which device they belong to.
 //
-// Derived from c10::DeviceAllocator, as torch.accelerator's memory figures ask for. Like torch_npu's, it does not
-// report to the profiler. It has no cache: a freed block goes back to the host at once.
+// Derived from c10::DeviceAllocator, as torch.accelerator's memory figures ask for. Like torch_npu's, it does
+// not report to the profiler. It has no cache: a freed block goes back to the host at once.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>

@@ -1,4 +1,5 @@
-// autocast("npu"): matrix products and convolutions run in the lower precision, softmax and losses in float32.
+// autocast("npu"): matrix products and convolutions run in the lower precision, softmax and losses in
+// float32.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

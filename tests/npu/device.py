@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 
 import torch
@@ -16,7 +17,7 @@ def register(native: ModuleType) -> None:
     global _native
     _native = native
     torch.utils.rename_privateuse1_backend("npu")
-    torch._register_device_module("npu", __import__("sys").modules[__name__])
+    torch._register_device_module("npu", sys.modules[__name__])
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
 
 
@@ -143,17 +144,8 @@ def empty_cache() -> None:
     torch.accelerator.empty_cache()
 
 
-# Streams and events.
-
-
-class Stream(torch.Stream):
-    def __new__(cls, device: Device = None, priority: int = 0) -> Stream:
-        return super().__new__(cls, device=torch.device("npu", _index(device)), priority=priority)
-
-
-class Event(torch.Event):
-    def __new__(cls, enable_timing: bool = False) -> Event:
-        return super().__new__(cls, device="npu", enable_timing=enable_timing)
+# Streams and events are PyTorch's own: without a device they are of the current accelerator, and it takes no subclass of its events.
+Stream, Event = torch.Stream, torch.Event
 
 
 def current_stream(device: Device = None) -> torch.Stream:

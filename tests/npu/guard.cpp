@@ -1,5 +1,5 @@
-// The guard that PyTorch switches devices and streams with. Work is done when it is asked for: streams and events
-// only keep their identity, and an event remembers when it was recorded.
+// The guard that PyTorch switches devices and streams with. Work is done when it is asked for: streams and
+// events only keep their identity, and an event remembers when it was recorded.
 #include "guard.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -69,9 +69,12 @@ struct NpuGuard final : c10::impl::DeviceGuardImplInterface {
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void*) const override {}
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
   double elapsedTime(void* first, void* second, c10::DeviceIndex) const override {
-    TORCH_CHECK(first != nullptr && second != nullptr, "Both events must be recorded before the time is asked for.");
+    TORCH_CHECK(first != nullptr && second != nullptr,
+                "Both events must be recorded before the time is asked for.");
     const auto elapsed = static_cast<Event*>(second)->recorded - static_cast<Event*>(first)->recorded;
     return std::chrono::duration<double, std::milli>(elapsed).count();
   }
@@ -89,8 +92,8 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, NpuGuard)
 }  // namespace
 
 void check_device(c10::DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < kDevices, "invalid npu device ordinal ", static_cast<int>(index), ": there are ",
-              static_cast<int>(kDevices));
+  TORCH_CHECK(index >= 0 && index < kDevices, "invalid npu device ordinal ", static_cast<int>(index),
+              ": there are ", static_cast<int>(kDevices));
 }
 
 c10::DeviceIndex current_device() {

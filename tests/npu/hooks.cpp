@@ -52,7 +52,9 @@ struct NpuHooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
   void setCurrentDevice(c10::DeviceIndex index) const override { exchange_device(index); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override { return exchange_device(index); }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchange_device(index); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return exchange_device(index);
+  }
 
   at::Device getDeviceFromPtr(void* data) const override {
     const auto owner = allocator().owner_of(data);

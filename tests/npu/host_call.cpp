@@ -23,6 +23,12 @@ bool same_geometry(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
 }
 
+// Unlike the other two bits, that of a zero tensor is settled when it is made.
+c10::DispatchKeySet with_zero_bit(c10::DispatchKeySet keys, const at::Tensor& of) {
+  return of._is_zerotensor() ? keys.add(c10::DispatchKey::ZeroTensor)
+                             : keys.remove(c10::DispatchKey::ZeroTensor);
+}
+
 void copy_flags(const at::Tensor& from, const at::Tensor& to) {
   if (from.is_conj() != to.is_conj()) to.unsafeGetTensorImpl()->_set_conj(from.is_conj());
   if (from.is_neg() != to.is_neg()) to.unsafeGetTensorImpl()->_set_neg(from.is_neg());
@@ -53,7 +59,7 @@ at::Tensor HostCall::lend(const at::Tensor& x) {
     if (known.on_npu.is_same(x)) return known.on_host;
   }
   auto lent = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(lend_storage(x)), c10::DispatchKeySet(c10::DispatchKey::CPU), x.dtype());
+      c10::Storage(lend_storage(x)), with_zero_bit(c10::DispatchKeySet(c10::DispatchKey::CPU), x), x.dtype());
   c10::TensorImpl* const impl = lent.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(x.sizes(), x.strides(), x.storage_offset());
   if (x.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
@@ -67,10 +73,15 @@ const HostCall::Storages& HostCall::take_storage(const c10::Storage& on_host) {
     if (known.on_host.unsafeGetStorageImpl() == on_host.unsafeGetStorageImpl()) return known;
   }
   const size_t nbytes = on_host.nbytes();
-  c10::Storage on_npu = make_storage(device_, nbytes);
-  if (nbytes > 0) std::memcpy(on_npu.mutable_data(), on_host.data(), nbytes);
-  storages_.push_back(
-      {std::move(on_npu), on_host, nullptr, nbytes, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), false});
+  c10::Storage on_npu;
+  if (on_host.data() == nullptr && nbytes > 0) {  // of a zero tensor, which has no memory whatever its size
+    on_npu = make_empty_storage(device_, nbytes);
+  } else {
+    on_npu = make_storage(device_, nbytes);
+    if (nbytes > 0) std::memcpy(on_npu.mutable_data(), on_host.data(), nbytes);
+  }
+  storages_.push_back({std::move(on_npu), on_host, nullptr, nbytes,
+                       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), false});
   return storages_.back();
 }
 
@@ -89,7 +100,8 @@ void HostCall::settle() {
       impl->set_storage_keep_dtype(on_npu);
     }
     if (!same_geometry(lent.on_npu, lent.on_host)) {
-      impl->set_sizes_and_strides(lent.on_host.sizes(), lent.on_host.strides(), lent.on_host.storage_offset());
+      impl->set_sizes_and_strides(lent.on_host.sizes(), lent.on_host.strides(),
+                                  lent.on_host.storage_offset());
     }
   }
 }
@@ -102,10 +114,11 @@ at::Tensor HostCall::take(const at::Tensor& answer) {
     if (known.on_host.is_same(answer)) return known.on_npu;
   }
   const Storages& storages = take_storage(answer.storage());
-  const auto keys = storages.keys.remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
+  const auto keys = with_zero_bit(
+      storages.keys.remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative), answer);
   auto x = storages.lent
-               ? at::detail::make_tensor<NpuTensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storages.on_npu), keys,
-                                                        answer.dtype())
+               ? at::detail::make_tensor<NpuTensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storages.on_npu),
+                                                        keys, answer.dtype())
                : at::detail::make_tensor<NpuTensorImpl>(c10::Storage(storages.on_npu), keys, answer.dtype());
   x.unsafeGetTensorImpl()->set_sizes_and_strides(answer.sizes(), answer.strides(), answer.storage_offset());
   copy_flags(answer, x);
@@ -114,8 +127,8 @@ at::Tensor HostCall::take(const at::Tensor& answer) {
 
 void SameDevice::refuse(const std::string& argument, c10::Device device, c10::Device others) const {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", argument, " is on ", device,
-              ", different from other tensors on ", others, " (when checking argument in method npu::",
-              operator_name_, ")");
+              ", different from other tensors on ", others,
+              " (when checking argument in method npu::", operator_name_, ")");
 }
 
 void SameDevice::add(const at::Tensor& x, const std::string& argument, bool written) {
@@ -140,7 +153,8 @@ namespace {
 // Where PyTorch itself lets CPU index tensors stand beside a tensor of a device, and moves them.
 bool takes_host_indices(const std::string& name) {
   return name == "aten::index" || name == "aten::index_put" || name == "aten::index_put_" ||
-         name == "aten::_index_put_impl_" || name == "aten::_unsafe_index" || name == "aten::_unsafe_index_put";
+         name == "aten::_index_put_impl_" || name == "aten::_unsafe_index" ||
+         name == "aten::_unsafe_index_put";
 }
 
 bool is_generator(const c10::Argument& argument) {
@@ -149,7 +163,8 @@ bool is_generator(const c10::Argument& argument) {
   return type->kind() == c10::TypeKind::GeneratorType;
 }
 
-// The CPU kernel draws from a CPU generator that goes on where the device's is, and the device's goes on from there.
+// The CPU kernel draws from a CPU generator that goes on where the device's is, and the device's goes on from
+// there.
 class LentGenerator {
  public:
   explicit LentGenerator(at::Generator of) : of_(std::move(of)), lent_(at::detail::createCPUGenerator()) {
@@ -167,7 +182,8 @@ class LentGenerator {
   at::Generator lent_;
 };
 
-// For operators that draw without taking a generator, as native_dropout: the CPU's default one stands in meanwhile.
+// For operators that draw without taking a generator, as native_dropout: the CPU's default one stands in
+// meanwhile.
 class DefaultGeneratorStandsIn {
  public:
   explicit DefaultGeneratorStandsIn(at::Generator of) : of_(std::move(of)) {
@@ -261,8 +277,8 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     c10::IValue& value = (*stack)[first + i];
     if (is_generator(declared[i])) {
       at::Generator of = value.isGenerator() ? value.toGenerator() : default_generator(device.index());
-      TORCH_CHECK(of.device().is_privateuseone(), "Expected a '", device.type(), "' device type for generator but found '",
-                  of.device().type(), "'");
+      TORCH_CHECK(of.device().is_privateuseone(), "Expected a '", device.type(),
+                  "' device type for generator but found '", of.device().type(), "'");
       value = generator.emplace(std::move(of)).generator();
     } else {
       value = lend(call, value, device);

@@ -1,10 +1,11 @@
 // Running an operator's CPU kernel on npu memory, in place of a kernel of the device.
 //
 // Note [Kernels borrow, they do not copy]
-// The memory is in host RAM, so that a CPU tensor over the same bytes can be lent to the CPU kernel. Operands that
-// share memory share it there too, an in-place operator writes where it should, and what a kernel answers over lent
-// memory becomes a true view. at::native::cpu_fallback instead copies all operands to the CPU and back: each operator
-// would be counted as copies and take their time, and views would silently become copies.
+// The memory is in host RAM, so that a CPU tensor over the same bytes can be lent to the CPU kernel. Operands
+// that share memory share it there too, an in-place operator writes where it should, and what a kernel
+// answers over lent memory becomes a true view. at::native::cpu_fallback instead copies all operands to the
+// CPU and back: each operator would be counted as copies and take their time, and views would silently become
+// copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -52,8 +53,8 @@ class HostCall {
   std::vector<Storages> storages_;
 };
 
-// Raises like PyTorch's own kernels unless the tensors are on one device. A CPU tensor without dimensions may stand
-// beside those of a device, as a number.
+// Raises like PyTorch's own kernels unless the tensors are on one device. A CPU tensor without dimensions may
+// stand beside those of a device, as a number.
 class SameDevice {
  public:
   explicit SameDevice(std::string operator_name) : operator_name_(std::move(operator_name)) {}
@@ -64,8 +65,8 @@ class SameDevice {
   void refuse(const std::string& argument, c10::Device device, c10::Device others) const;
 
   std::string operator_name_;
-  std::optional<c10::Device> device_;                                // of the first npu tensor
-  std::vector<std::pair<std::string, c10::Device>> strangers_{};     // met before it
+  std::optional<c10::Device> device_;                             // of the first npu tensor
+  std::vector<std::pair<std::string, c10::Device>> strangers_{};  // met before it
 };
 
 // The kernel of every operator that has none of its own here.

@@ -31,7 +31,8 @@ std::vector<int64_t> strides_of(at::IntArrayRef sizes, at::MemoryFormat format) 
 }
 
 void check_request(std::optional<at::Layout> layout, std::optional<bool> pinned) {
-  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided, "the npu knows no ", *layout, " tensors");
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided, "the npu knows no ", *layout,
+                              " tensors");
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
 }
 
@@ -62,7 +63,8 @@ void cover(const at::Tensor& x) {
   if (needed > storage->nbytes()) resize_storage(storage, needed);
 }
 
-const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes,
+                         std::optional<at::MemoryFormat> format) {
   if (self.sizes() != sizes || format.has_value()) {
     at::detail::check_size_nonnegative(sizes);
     const auto wanted = format.value_or(at::MemoryFormat::Contiguous);
@@ -75,16 +77,17 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
 
 void set_storage(at::Tensor& self, const c10::Storage& source, int64_t offset, at::IntArrayRef sizes,
                  at::IntArrayRef strides) {
-  TORCH_CHECK(source.device() == self.storage().device(), "Attempted to set the storage of a tensor on device \"",
-              self.storage().device(), "\" to a storage on different device \"", source.device(),
+  TORCH_CHECK(source.device() == self.storage().device(),
+              "Attempted to set the storage of a tensor on device \"", self.storage().device(),
+              "\" to a storage on different device \"", source.device(),
               "\". This is no longer allowed; the devices must match.");
   TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
   TORCH_CHECK(strides.empty() || strides.size() == sizes.size(), "unequal size length (", sizes.size(),
               ") and stride length (", strides.size(), ")");
   const auto contiguous = c10::contiguous_strides(sizes);
   self.unsafeGetTensorImpl()->set_storage_keep_dtype(source);
-  self.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides.empty() ? at::IntArrayRef(contiguous) : strides,
-                                                    offset);
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(
+      sizes, strides.empty() ? at::IntArrayRef(contiguous) : strides, offset);
   cover(self);
 }
 
@@ -94,8 +97,8 @@ at::Tensor& set_source_storage(at::Tensor& self, at::Storage source) {
   return self;
 }
 
-at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes,
-                                      at::IntArrayRef strides) {
+at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset,
+                                      at::IntArrayRef sizes, at::IntArrayRef strides) {
   set_storage(self, source, offset, sizes, strides);
   return self;
 }
@@ -146,9 +149,10 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 void record_stream(at::Tensor&, at::Stream) {}
 
 // PyTorch asks an unknown device for these two, whose default kernels raise.
-at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                       bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+                       c10::SymIntArrayRef output_padding, c10::SymInt groups) {
   SameDevice same("aten::convolution_overrideable");
   same.add(input, "input");
   same.add(weight, "weight");
@@ -158,14 +162,14 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
   HostCall call(*same.device());
   std::optional<at::Tensor> lent_bias;
   if (bias) lent_bias = call.lend(*bias);
-  return call.take(at::_ops::convolution::call(call.lend(input), call.lend(weight), lent_bias, stride, padding,
-                                               dilation, transposed, output_padding, groups));
+  return call.take(at::_ops::convolution::call(call.lend(input), call.lend(weight), lent_bias, stride,
+                                               padding, dilation, transposed, output_padding, groups));
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
-    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
-    c10::SymInt groups, std::array<bool, 3> output_mask) {
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+    c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> output_mask) {
   SameDevice same("aten::convolution_backward_overrideable");
   same.add(grad_output, "grad_output");
   same.add(input, "input");
@@ -202,6 +206,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* view : {"alias", "detach", "view.dtype"}) {
     m.impl(view, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }
+}
+
+// PyTorch would resolve these bits by a clone, whose copy would come here with the same bits again.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace npu

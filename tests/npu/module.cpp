@@ -1,6 +1,7 @@
 // What tests/npu/__init__.py and tests/npu/device.py call.
 #include <torch/csrc/autograd/python_variable.h>
 // python_variable.h brings PyTorch's own Python.h.
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -40,16 +41,25 @@ py::object owner_of(uintptr_t address) {
   return owner ? py::object(py::int_(static_cast<int>(*owner))) : py::none();
 }
 
+// Asked as any other part of PyTorch asks it.
+std::string device_of_pointer(uintptr_t address) {
+  return at::detail::getPrivateUse1Hooks().getDeviceFromPtr(reinterpret_cast<void*>(address)).str();
+}
+
+bool has_context(c10::DeviceIndex index) {
+  return at::detail::getPrivateUse1Hooks().hasPrimaryContext(index);
+}
+
 std::string impl_class(const py::handle& x) {
-  return dynamic_cast<NpuTensorImpl*>(unpack(x).unsafeGetTensorImpl()) != nullptr ? "NpuTensorImpl" : "TensorImpl";
+  return dynamic_cast<NpuTensorImpl*>(unpack(x).unsafeGetTensorImpl()) != nullptr ? "NpuTensorImpl" : "other";
 }
 
 py::object describe_storage(const py::handle& x) {
   const auto* storage = dynamic_cast<NpuStorageImpl*>(unpack(x).storage().unsafeGetStorageImpl());
   if (storage == nullptr) return py::none();
   const StorageDescription& said = storage->description;
-  return py::make_tuple(py::tuple(py::cast(said.sizes)), py::tuple(py::cast(said.strides)), c10::toString(said.dtype),
-                        said.resizes);
+  return py::make_tuple(py::tuple(py::cast(said.sizes)), py::tuple(py::cast(said.strides)),
+                        c10::toString(said.dtype), said.resizes);
 }
 
 void seed(c10::DeviceIndex index, uint64_t value) {
@@ -86,9 +96,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("memory", npu::memory);
   module.def("mem_get_info", [](c10::DeviceIndex index) { return npu::allocator().getMemoryInfo(index); });
-  module.def("has_context", [](c10::DeviceIndex index) { return npu::allocator().used(index); });
+  module.def("has_context", npu::has_context);
   module.def("fail_next_allocation", [](int64_t n) { npu::allocator().fail_next_allocation(n); });
   module.def("owner_of", npu::owner_of);
+  module.def("device_of_pointer", npu::device_of_pointer);
   module.def("impl_class", npu::impl_class);
   module.def("describe_storage", npu::describe_storage);
   module.def("seed", npu::seed);

@@ -17,7 +17,8 @@ c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_s
                                                     c10::SymInt nbytes, c10::DataPtr data,
                                                     c10::Allocator* from, bool resizable) {
   // PyTorch hands in an empty DataPtr, of the CPU, where the storage is to bring its own memory.
-  if (data == nullptr && data.device().is_cpu()) data = from->allocate(static_cast<size_t>(nbytes.expect_int()));
+  if (data == nullptr && data.device().is_cpu())
+    data = from->allocate(static_cast<size_t>(nbytes.expect_int()));
   auto storage = c10::make_intrusive<NpuStorageImpl>(use_byte_size, nbytes, std::move(data), from, resizable);
   storage->description = {{nbytes.expect_int()}, {1}};
   return storage;
@@ -46,8 +47,8 @@ c10::intrusive_ptr<c10::TensorImpl> NpuTensorImpl::copy(Version&& version, bool 
   return copy;
 }
 
-c10::intrusive_ptr<c10::TensorImpl> NpuTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
-                                                                           bool allow_metadata_change) const {
+c10::intrusive_ptr<c10::TensorImpl> NpuTensorImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version, bool allow_metadata_change) const {
   return copy(version, allow_metadata_change);
 }
 
@@ -68,11 +69,18 @@ c10::Storage make_storage(c10::Device device, size_t nbytes) {
                                 allocator().allocate(nbytes), &allocator(), /*resizable=*/true, device);
 }
 
+c10::Storage make_empty_storage(c10::Device device, size_t nbytes) {
+  return c10::make_storage_impl(c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(nbytes),
+                                c10::DataPtr(nullptr, device), &allocator(), /*resizable=*/true, device);
+}
+
 at::Tensor make_tensor(c10::Device device, at::IntArrayRef sizes, at::IntArrayRef strides,
                        c10::ScalarType dtype) {
   const auto type = c10::scalarTypeToTypeMeta(dtype);
-  c10::Storage storage = make_storage(device, at::detail::computeStorageNbytes(sizes, strides, type.itemsize()));
-  static_cast<NpuStorageImpl*>(storage.unsafeGetStorageImpl())->description = {sizes.vec(), strides.vec(), dtype};
+  c10::Storage storage =
+      make_storage(device, at::detail::computeStorageNbytes(sizes, strides, type.itemsize()));
+  static_cast<NpuStorageImpl*>(storage.unsafeGetStorageImpl())->description = {sizes.vec(), strides.vec(),
+                                                                               dtype};
   auto x = at::detail::make_tensor<NpuTensorImpl>(std::move(storage),
                                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type);
   x.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);

@@ -1,7 +1,8 @@
 // Classes of their own for tensors and storages, as torch_npu has them.
 //
-// NpuTensorImpl adds nothing but its type, which its copies keep. NpuStorageImpl says what it was made for. A CPU
-// Parameter that module.to("npu") moves stays a plain TensorImpl: a shallow copy changes fields, never the class.
+// NpuTensorImpl adds nothing but its type, which its copies keep. NpuStorageImpl says what it was made for. A
+// CPU Parameter that module.to("npu") moves stays a plain TensorImpl: a shallow copy changes fields, never
+// the class.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,8 +43,11 @@ struct NpuTensorImpl final : c10::TensorImpl {
 };
 
 // Memory and storage on that very device. The strides say how much memory there is.
-at::Tensor make_tensor(c10::Device device, at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype);
+at::Tensor make_tensor(c10::Device device, at::IntArrayRef sizes, at::IntArrayRef strides,
+                       c10::ScalarType dtype);
 c10::Storage make_storage(c10::Device device, size_t nbytes);
+// A storage that says so many bytes and has none.
+c10::Storage make_empty_storage(c10::Device device, size_t nbytes);
 // Exchange a storage's memory for that many bytes; what fits is kept.
 void resize_storage(c10::StorageImpl* storage, size_t nbytes);
 
