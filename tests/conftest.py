@@ -95,7 +95,7 @@ def cpp_owners():
 
 @pytest.fixture(scope="session")
 def npu():
-    """A device that is none: tests/npu. Loaded by the first test that asks, since it changes what torch.accelerator is."""
+    """A device that is none (tests/npu). Loaded by the first test that asks: it becomes what torch.accelerator is."""
     return load_npu()
 
 

@@ -10,13 +10,14 @@ import sys
 import time
 import unittest
 from importlib.util import find_spec
+from itertools import islice
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.conftest import need
 from tests.helpers import ROOT
@@ -25,7 +26,7 @@ from tests.npu import Copies
 pytestmark = [pytest.mark.usefixtures("npu")]
 
 DEVICES = ("npu:0", "npu:1")
-FIRST, SECOND = map(torch.device, DEVICES)
+FIRST, SECOND = (torch.device("privateuseone", i) for i in range(2))  # npu is no name yet where this is collected
 
 
 def on(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -106,7 +107,7 @@ def test_copies_of_a_tensor_object_keep_its_class(npu):
     holder = torch.empty(0, device="npu")
     holder.data = x
 
-    for same in (x.detach(), x.data, holder, nn.Parameter(x), x.alias() if hasattr(x, "alias") else x.detach()):
+    for same in (x.detach(), x.data, holder, nn.Parameter(x), torch.ops.aten.alias(x)):
         assert npu.impl_class(same) == "NpuTensorImpl"
         assert same.data_ptr() == x.data_ptr()
 
@@ -347,7 +348,7 @@ def test_each_device_has_a_state_of_its_own():
 
     assert torch.equal(torch.rand(3, device="npu:1"), first)
     assert torch.equal(nn.functional.dropout(torch.ones(20, device="npu:1")), dropped)
-    assert torch.equal(torch.rand(3, device="npu:0"), first)
+    assert torch.equal(torch.rand(3, device="npu:0").cpu(), first.cpu())
     assert torch.equal(torch.get_rng_state(), host)
 
 
@@ -367,18 +368,20 @@ def test_generator_of_the_cpu_is_refused():
 # Training.
 
 
+# In double precision: Adam makes a step of the rounding error of a gradient that is none.
 def mlp():
-    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), (5, 6)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).double(), (5, 6)
 
 
 def conv_net():
     body = (nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(*body, nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Flatten(), nn.LazyLinear(3)), (2, 3, 8, 8)
+    head = (nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Flatten(), nn.Linear(256, 3))
+    return nn.Sequential(*body, *head).double(), (2, 3, 8, 8)
 
 
 def encoder():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (2, 5, 8)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double(), (2, 5, 8)
 
 
 OPTIMIZERS = {
@@ -394,7 +397,7 @@ OPTIMIZERS = {
 def train(model, optimizer, shape, device):
     torch.manual_seed(1)
     for _ in range(3):
-        x = torch.randn(shape).to(device)
+        x = torch.randn(shape, dtype=torch.float64).to(device)
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
@@ -406,24 +409,23 @@ def train(model, optimizer, shape, device):
 @pytest.mark.parametrize("make", [mlp, conv_net, encoder])
 def test_training_comes_to_what_it_comes_to_on_the_cpu(make, name):
     model, shape = make()
-    model(torch.randn(shape))  # a lazy layer takes its shape
     moved = copy.deepcopy(model).to("npu:1")
 
     expected = train(model, OPTIMIZERS[name](model.parameters()), shape, "cpu")
     optimizer = OPTIMIZERS[name](moved.parameters())
     found = train(moved, optimizer, shape, "npu:1")
 
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert found == pytest.approx(expected)
     for a, b in zip(model.parameters(), moved.parameters(), strict=True):
         assert b.device == b.grad.device == SECOND
-        torch.testing.assert_close(b.cpu(), a, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(b.cpu(), a)
     moments = [x for x in tree_leaves(optimizer.state_dict()["state"]) if isinstance(x, torch.Tensor) and x.dim()]
     assert {x.device for x in moments} == {SECOND}
 
 
 def test_encoder_takes_the_fast_path_in_evaluation():
     model, shape = encoder()
-    x = torch.randn(shape)
+    x = torch.randn(shape, dtype=torch.float64)
     model.eval()
 
     with torch.no_grad():
@@ -689,7 +691,7 @@ def test_allocation_fails_when_it_is_told_to(npu):
 
     with npu.fail_next_allocation(2):
         y = x + 1
-        with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory. Tried to allocate 16 bytes on npu:1"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory\. Tried to allocate 16 bytes on npu:1"):
             y + 1
         y + 1  # once
     with npu.fail_next_allocation():
@@ -706,7 +708,7 @@ def test_failed_allocation_in_the_middle_of_a_module_leaves_it_usable(npu):
         model.to("npu:1")
     model.to("npu:1")
 
-    assert model(torch.randn(shape, device="npu:1")).device == SECOND
+    assert model(torch.randn(shape, dtype=torch.float64, device="npu:1")).device == SECOND
 
 
 @pytest.mark.parametrize("order", [0, -1])
@@ -753,7 +755,7 @@ def test_generic_device_tests_pass(show):
 
     show(f"npu: {result.testsRun} generic device tests")
     assert result.wasSuccessful(), report.getvalue()
-    assert result.testsRun > 25
+    assert result.testsRun >= 25
     assert not result.skipped
 
 
@@ -799,7 +801,8 @@ def test_operators_come_to_what_they_come_to_on_the_cpu(part, show):
         if torch.float32 not in op.dtypes or op.full_name in NOT_COMPARED:
             continue
         ran = 0
-        for sample in list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))[:SAMPLES]:
+        samples = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+        for sample in islice(samples, SAMPLES):
             try:
                 expected = outcome(op, sample)
             except Exception:  # some samples are for another machine

@@ -9,8 +9,8 @@ copies that are counted and can be given a latency, and tensors of two devices t
     npu.owner_of(x.data_ptr())  # 1
 
 Known not to work:
-- pinned memory (pin_memory, DataLoader(pin_memory=True)): there is no host allocator; torch.accelerator.empty_host_cache()
-  ends the process
+- pinned memory (pin_memory, DataLoader(pin_memory=True)): there is no host allocator, and
+  torch.accelerator.empty_host_cache() ends the process
 - DLPack, numpy() without cpu(), sharing with other processes
 - layouts other than strided: sparse, nested, mkldnn; quantized tensors
 - LSTM and GRU layers: PyTorch gives an unknown device the fused CUDA kernels for their cells
@@ -105,7 +105,7 @@ class Npu:
 
     @contextmanager
     def fail_next_allocation(self, n: int = 1) -> Iterator[None]:
-        """Make the n-th allocation from now on raise torch.OutOfMemoryError, once; what is left of the order ends with the block."""
+        """Make the n-th allocation from now on raise torch.OutOfMemoryError, once, if it comes within the block."""
         if n < 1:
             raise ValueError(f"the first allocation is number 1, not {n}")
         self.native.fail_next_allocation(n)

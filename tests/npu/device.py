@@ -9,6 +9,8 @@ import torch
 
 _native: ModuleType
 
+_initialized = True  # else checkpoint does not keep the generators' states
+
 Device = torch.device | str | int | None
 
 
@@ -144,7 +146,8 @@ def empty_cache() -> None:
     torch.accelerator.empty_cache()
 
 
-# Streams and events are PyTorch's own: without a device they are of the current accelerator, and it takes no subclass of its events.
+# Streams and events are PyTorch's own, which takes no subclass of its events. Without a device they are of the current
+# accelerator.
 Stream, Event = torch.Stream, torch.Event
 
 
