@@ -38,6 +38,7 @@ _NAMELESS = (
 _ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check", "compare",
            "verify_data_ptr_consistency", "is_safe_view", "recommend_fix", "show_view_chain",
            "list_shared_storages", "who_holds", "leak_check", "check_graph", "saved_for_backward",
+           "audit_device_consistency",
            "guard_backward")  # fmt: skip
 
 

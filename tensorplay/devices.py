@@ -32,7 +32,14 @@ __all__ = ["DeviceAudit", "audit_device_consistency"]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SAID = "\n\nTensorPlay: "
-_ERRORS = ("same device", "on device meta", "Expected object of device type", "is on a different device", "meta tensor")
+_ERRORS = (
+    "same device",
+    "on device meta",
+    "Expected object of device type",
+    "is on a different device",
+    "expected device",
+    "meta tensor",
+)
 _FACTS = DevicesDisagree()
 
 

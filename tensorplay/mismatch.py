@@ -144,12 +144,11 @@ _WAYS = (
         False,
         """
         source = torch.ones(4)
-        label = torch.device(accelerator or "cuda:0")
+        label = torch.device(accelerator.type if accelerator else "cuda", 0)
         storage = torch._C._construct_storage_from_data_pointer(source.data_ptr(), label, 16)
-        where = accelerator or "cpu"
-        over = torch.empty(0, device=where)
-        refused = outcome(lambda: over.set_(storage))
-        effect = f"storage.device says {storage.device}; a tensor on {where} over it: set_() {refused}"
+        over = torch.empty(0, device=label if accelerator else "cpu")
+        outcome_of_set = outcome(lambda: over.set_(storage, 0, (4,), (1,)))
+        effect = f"storage.device says {storage.device}; a tensor on {over.device} over it: set_() {outcome_of_set}"
         report = tp.check({"over": over})
         """,
     ),

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../compat.h"
@@ -157,14 +157,16 @@ bool is_hook_name(PyObject* key) {
   return name.ends_with("_hooks") || name.ends_with("_hooks_with_kwargs");
 }
 
+bool has_dict(PyTypeObject* type) {
+#ifdef Py_TPFLAGS_MANAGED_DICT
+  if ((type->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0) return true;
+#endif
+  return type->tp_dictoffset != 0;
+}
+
 // The own dictionary, borrowed from the object, or null.
 PyObject* dict_of(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  bool has_one = type->tp_dictoffset != 0;
-#ifdef Py_TPFLAGS_MANAGED_DICT
-  has_one = has_one || (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0;
-#endif
-  PyObject* dict = has_one ? PyObject_GenericGetDict(object, nullptr) : nullptr;
+  PyObject* dict = has_dict(Py_TYPE(object)) ? PyObject_GenericGetDict(object, nullptr) : nullptr;
   if (dict == nullptr) {
     PyErr_Clear();
     return nullptr;
@@ -189,9 +191,8 @@ class Placement {
     const uint32_t step = add_step(0, StepKind::kRoot, nullptr, root);
     if (is_module(object)) {
       enter(object, step, kNoModule, true);
-    } else if (const at::Tensor* tensor = unpack_tensor(object);
-               tensor != nullptr && tensor->defined() && seen_.insert(object)) {
-      add_tensor(*tensor, object, step, kNoModule, Role::kTensor);
+    } else if (unpack_tensor(object) != nullptr) {
+      tensors_.push_back({object, step});
     }
   }
 
@@ -216,6 +217,7 @@ class Placement {
         if (tensor == nullptr || !tensor->defined()) continue;
         entries_.push_back({tensor, tensor->unsafeGetTensorImpl(), value,
                             add_step(here, StepKind::kKey, name), kNoModule, Role::kState, beside});
+        seen_.insert(value);
       }
     }
   }
@@ -224,10 +226,15 @@ class Placement {
     // Unregistered tensors last: what is registered somewhere is no attribute.
     for (size_t number = 0; number < modules_.size(); ++number)
       open_attributes(static_cast<uint32_t>(number));
+    for (const auto& [object, step] : tensors_) {  // what no module and no optimizer has
+      const at::Tensor* tensor = unpack_tensor(object);
+      if (tensor->defined() && seen_.insert(object)) {
+        add_tensor(*tensor, object, step, kNoModule, Role::kTensor);
+      }
+    }
     for (size_t number = modules_.size(); number-- > 0;) {
       Module& module = modules_[number];
       if (module.parent != kNoModule) modules_[module.parent].devices |= module.devices;
-      if (module.parent == kNoModule) model_devices_ |= module.devices;
     }
     accelerator_ = active_accelerator();
     for (size_t number = 0; number < entries_.size(); ++number) put(static_cast<uint32_t>(number));
@@ -333,6 +340,7 @@ class Placement {
   }
 
   void add_beside(const at::TensorBase& tensor, uint32_t step, uint32_t module, Role role, uint8_t device) {
+    if (PyObject* object = python_object(tensor)) seen_.insert(object);
     entries_.push_back({nullptr, tensor.unsafeGetTensorImpl(), python_object(tensor),
                         add_step(step, StepKind::kRole, nullptr, static_cast<Py_ssize_t>(role)), module, role,
                         device});
@@ -388,8 +396,8 @@ class Placement {
     const bool has_parts = PyDict_Check(value) != 0 || PyList_Check(value) != 0 ||
                            PyTuple_Check(value) != 0 || PyAnySet_Check(value) != 0;
     const bool is_call = role == Role::kHook && (PyFunction_Check(value) != 0 || PyMethod_Check(value) != 0);
-    const bool is_object = may_open && (type->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0 &&
-                           PyType_Check(value) == 0 && !has_parts && !is_call;
+    const bool is_object = may_open && !has_parts && !is_call && PyType_Check(value) == 0 &&
+                           PyModule_Check(value) == 0 && PyFunction_Check(value) == 0 && has_dict(type);
     if (!(has_parts || is_call || is_object) || !seen_.insert(value)) return;
     if (PyDict_Check(value) != 0) {
       PyObject *key, *item;
@@ -459,6 +467,10 @@ class Placement {
   }
 
   void put(uint32_t number);
+  uint32_t root_of(uint32_t module) const {
+    while (modules_[module].parent != kNoModule) module = modules_[module].parent;
+    return module;
+  }
   uint64_t devices_around(uint32_t module) const {
     for (uint32_t at = module; at != kNoModule; at = modules_[at].parent) {
       if (modules_[at].devices != 0) return modules_[at].devices;
@@ -470,12 +482,12 @@ class Placement {
   bool gradients_;
   std::vector<Step> steps_{Step()};
   std::vector<Module> modules_;
+  std::vector<std::pair<PyObject*, uint32_t>> tensors_;  // handed in, with their steps
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
   Devices devices_;
   PointerSet seen_;
   PointerSet counted_;
-  uint64_t model_devices_ = 0;
   std::optional<c10::DeviceType> accelerator_;
   size_t last_group_ = 0;
 };
@@ -528,7 +540,7 @@ void Placement::put(uint32_t number) {
   } else {
     found.around = Devices::bit(entry.beside);
   }
-  found.model = model_devices_;
+  found.model = entry.module == kNoModule ? 0 : modules_[root_of(entry.module)].devices;
   if (entry.role == Role::kState) found.key = steps_[entry.step].key;
   if (last_group_ >= groups_.size() || !(groups_[last_group_].situation == found)) {
     last_group_ = 0;

@@ -452,7 +452,7 @@ class ModuleOnSeveralDevices(DeviceRule):
         """Explain one finding for all modules that have tensors of the same devices."""
         mixed: dict[tuple[str, ...], list[Group]] = {}
         for group in placement.of("parameter", "buffer"):
-            devices = tuple(device for device in group.around if device != "meta")
+            devices = tuple(sorted(device for device in group.around if device != "meta"))
             if len(devices) > 1 and not group.is_number and not group.has_offload_hook and group.device in devices:
                 mixed.setdefault(devices, []).append(group)
         for devices, groups in mixed.items():

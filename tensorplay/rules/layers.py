@@ -137,10 +137,11 @@ class DevicesDisagree(Rule, DeviceRule):
             beside = " or ".join(group.around)
             what = _BESIDE[group.role]
             also = f", and {plural(group.tensors - 1, 'more tensor')} in the same way" if group.tensors > 1 else ""
+            first = members[0].record
             yield self.finding(
                 members[0].path,
                 headline=f"device facts disagree: {what} is on {group.device}, the tensor on {beside}",
-                subject=f"{members[0].path}{also}",
+                subject=f"{'a tensor' if first is None else describe(first)}{also}",
                 evidence={
                     "role": group.role,
                     "device": group.device,

@@ -1,0 +1,426 @@
+"""audit_device_consistency(): everything that modules and optimizers hold, and nothing that is where it belongs."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import gc
+import json
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+import tensorplay as tp
+from tests.rules.test_false_alarms import MODELS
+
+
+def codes(report: Any) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def moved(build: Any) -> nn.Module:
+    """A linear layer with something more, moved to another device."""
+    model = nn.Linear(2, 2)
+    build(model)
+    return model.to("meta")
+
+
+class Helper:
+    """A plain object that holds a tensor."""
+
+    def __init__(self) -> None:
+        self.table = torch.ones(2)
+
+
+def hook_with(tensor: torch.Tensor) -> Any:
+    def hook(module: nn.Module, inputs: Any) -> None:
+        tensor.sum()
+
+    return hook
+
+
+LEFT = {
+    "attribute": (lambda m: setattr(m, "scale", torch.ones(2)), "model.scale"),
+    "list": (lambda m: setattr(m, "scales", [torch.ones(2)]), "model.scales[0]"),
+    "tuple": (lambda m: setattr(m, "scales", (1, torch.ones(2))), "model.scales[1]"),
+    "dict": (lambda m: setattr(m, "scales", {"a": torch.ones(2)}), "model.scales['a']"),
+    "ordered dict": (lambda m: setattr(m, "scales", collections.OrderedDict(a=torch.ones(2))), "model.scales['a']"),
+    "set": (lambda m: setattr(m, "scales", {torch.ones(2)}), "model.scales[0]"),
+    "nested": (lambda m: setattr(m, "scales", [{"a": (torch.ones(2),)}]), "model.scales[0]['a'][0]"),
+    "object": (lambda m: setattr(m, "helper", Helper()), "model.helper.table"),
+    "namespace": (lambda m: setattr(m, "state", SimpleNamespace(mean=torch.ones(2))), "model.state.mean"),
+    "module in a list": (lambda m: setattr(m, "extra", [nn.Linear(2, 2)]), "model.extra[0].weight"),
+    "hook's closure": (
+        lambda m: m.register_forward_pre_hook(hook_with(torch.ones(2))),
+        "→ variable tensor",
+    ),
+    "hook of an object": (lambda m: m.register_forward_hook(Watcher().look), "table"),
+    "attribute of a parameter": (lambda m: setattr(m.weight, "main_copy", torch.ones(2)), "model.weight.main_copy"),
+}
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.table = torch.ones(2)
+
+    def look(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.table.sum()
+
+
+@pytest.mark.parametrize("way", LEFT)
+def test_tp404_whatever_a_module_holds_without_registering_it_is_left_behind(way):
+    build, name = LEFT[way]
+    if way == "attribute of a parameter":
+        torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model = moved(build)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    if way == "attribute of a parameter" and not hasattr(model.weight, "main_copy"):
+        model.weight.main_copy = torch.ones(2)  # type: ignore[assignment]
+    (finding,) = tp.audit_device_consistency(model).findings
+    assert (finding.code, finding.severity) == ("TP404", "warning")
+    assert name in finding.where.name
+    assert finding.evidence["plain_attr_devices"] == ["cpu"] * len(finding.evidence["tensors"])
+    assert finding.evidence["left_bytes"] == (24 if way == "module in a list" else 8)
+    assert codes(tp.check({"model": model})) == ["TP404"]
+    still = nn.Linear(2, 2)
+    build(still)
+    assert codes(tp.audit_device_consistency(still)) == []
+
+
+RIGHT = {
+    "registered too": lambda m: (m.register_buffer("b", torch.ones(2)), setattr(m, "again", [m.b]))[0],
+    "a number": lambda m: setattr(m, "scale", torch.tensor(2.0)),
+    "nothing": lambda m: setattr(m, "scales", [None, 1, "a", (), {}, torch.float32]),
+    "a module twice": lambda m: (m.add_module("child", nn.Linear(2, 2)), setattr(m, "alias", [m.child])),
+    "itself": lambda m: setattr(m, "me", [m]),
+    "a function": lambda m: setattr(m, "call", hook_with(torch.ones(2))),
+    "a weak reference": lambda m: setattr(m, "ref", weakref.ref(m)),
+    "a class": lambda m: setattr(m, "kind", Helper),
+}
+
+
+@pytest.mark.parametrize("way", RIGHT)
+def test_tp404_is_silent_on_what_need_not_move(way):
+    model = nn.Linear(2, 2)
+    RIGHT[way](model)
+    kept = getattr(model, "again", None)
+    model.to("meta")
+    if kept is not None:
+        model.again = [model.b]
+    assert codes(tp.audit_device_consistency(model)) == []
+
+
+def test_tp404_is_one_finding_for_one_line_of_code_in_many_layers():
+    layers = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+    for layer in layers:
+        layer.mask = torch.ones(2)
+    layers.to("meta")
+    (finding,) = tp.audit_device_consistency(layers).findings
+    assert finding.where.name == "layers.0.mask"
+    assert len(finding.evidence["tensors"]) == 5
+
+
+def test_tp404_names_what_has_the_same_shape():
+    model = nn.Module()
+    model.register_buffer("table", torch.ones(3))
+    model.tables = [model.table]
+    (finding,) = tp.audit_device_consistency(model.to("meta")).findings
+    assert finding.evidence["same_shape_as"] == ["table"]
+    assert "the module's table has their shape" in finding.subject
+
+
+def test_a_result_that_was_kept_is_an_info():
+    model = nn.Linear(2, 2)
+    model.last = model(torch.ones(1, 2))
+    (finding,) = tp.audit_device_consistency(model.to("meta")).findings
+    assert (finding.code, finding.severity) == ("TP404", "info")
+
+
+def test_a_part_without_memory_is_compared_with_the_rest():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to("meta"))
+    model[1].table = torch.ones(2)
+    assert codes(tp.audit_device_consistency(model)) == []
+
+
+def test_offloaded_modules_are_named_and_left_alone():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to("meta")
+    model[0]._hf_hook = SimpleNamespace(weights_map={"weight": torch.ones(2, 2)})
+    model[0].table = torch.ones(2)
+    audit = tp.audit_device_consistency(model)
+    assert codes(audit) == []
+    assert audit.placement.offloaded == 3
+    assert "3 tensors of modules with an offload hook: moved as needed" in str(audit)
+
+
+def stepped(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def moved_in_place(model: nn.Module) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.to("meta")
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_tp406_state_that_did_not_move(amsgrad):
+    model = nn.Linear(2, 2)
+    optimizer = stepped(model, amsgrad=amsgrad)
+    assert codes(tp.audit_device_consistency(model, optimizer)) == []
+    moved_in_place(model)
+    (finding,) = tp.audit_device_consistency(model, optimizer).findings
+    keys = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else [])]
+    assert (finding.code, finding.where.name) == ("TP406", "optimizer.state[model.weight].exp_avg")
+    assert finding.evidence["wrong_device"] == keys * 2
+    assert (finding.evidence["param_device"], finding.evidence["state_device"]) == ("meta", "cpu")
+    assert codes(tp.check({"model": model, "optimizer": optimizer})) == ["TP406"]
+    for parameter, state in optimizer.state.items():
+        state.update({key: value.to(parameter.device) for key, value in state.items() if key != "step"})
+    assert codes(tp.audit_device_consistency(model, optimizer)) == []
+
+
+def test_tp408_a_module_of_two_devices():
+    class OnGpu(torch.Tensor):
+        __torch_dispatch__ = classmethod(lambda *args: NotImplemented)
+
+        def __new__(cls, size: int) -> OnGpu:
+            return torch.Tensor._make_wrapper_subclass(cls, (size,), device="cuda:0")
+
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    for norm in model[:2]:
+        norm.running_mean = OnGpu(2)
+    (finding,) = tp.audit_device_consistency(model).findings
+    assert (finding.code, finding.evidence["devices"]) == ("TP408", ["cpu", "cuda:0"])
+    assert finding.evidence["modules"] == ["model.0", "model.1"]
+    spread = nn.Sequential(nn.Linear(2, 2), nn.Module())
+    spread[1].register_buffer("table", OnGpu(2))
+    assert codes(tp.audit_device_consistency(spread)) == []  # layer by layer is how a model is spread
+    assert codes(tp.audit_device_consistency(nn.Sequential(nn.BatchNorm1d(2)).to("meta"))) == []
+
+
+def test_tp111_needs_real_tensors_beside_and_a_mode_that_has_ended():
+    with FakeTensorMode():
+        fake = nn.Linear(2, 2)
+        cached = torch.ones(2)
+    assert codes(tp.audit_device_consistency(fake)) == []
+    model = nn.Linear(2, 2)
+    model.cache = cached
+    (finding,) = tp.audit_device_consistency(model).findings
+    assert (finding.code, finding.evidence["fake"], finding.evidence["real"]) == ("TP111", 1, 2)
+    with cached.fake_mode:
+        assert codes(tp.audit_device_consistency(model)) == []
+
+
+def test_tp101_a_body_beside_its_local_tensor():
+    class Sharded(torch.Tensor):
+        pass
+
+    def build(device: str) -> nn.Module:
+        body = torch.Tensor._make_subclass(Sharded, torch.ones(4, device=device))
+        body._local_tensor = torch.ones(4)
+        module = nn.Module()
+        module.weight = nn.Parameter(body)
+        if not hasattr(module.weight, "_local_tensor"):
+            module.weight._local_tensor = body._local_tensor
+        return module
+
+    (finding,) = tp.audit_device_consistency(build("meta")).findings
+    assert (finding.code, finding.evidence["role"], finding.evidence["tensor_device"]) == ("TP101", "local", "meta")
+    assert codes(tp.audit_device_consistency(build("cpu"))) == []
+
+
+def test_tp110_memory_that_a_producer_mislabels():
+    import ctypes
+
+    def exported(kind: int) -> torch.Tensor:
+        capsule = torch.ones(4).__dlpack__()
+        address = ctypes.pythonapi.PyCapsule_GetPointer
+        address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        ctypes.c_int32.from_address(address(capsule, b"dltensor") + 8).value = kind
+        return torch.utils.dlpack.from_dlpack(capsule)
+
+    x = exported(8)
+    (finding,) = [one for one in tp.check({"x": x}).findings if one.severity != "info"]
+    assert (finding.code, finding.evidence["driver"], finding.evidence["data_device"]) == ("TP110", "absent", "mps:0")
+    assert "heap" in finding.evidence["mapping"] or "memory" in finding.evidence["mapping"]
+    assert [one.code for one in tp.check({"x": exported(1)}).findings if one.severity != "info"] == []
+    model = nn.Module()
+    model.register_buffer("table", x)
+    assert "TP110" in codes(tp.audit_device_consistency(model))
+
+
+# -- the call -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_counts_everything_once():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+    audit = tp.audit_device_consistency(model, optimizer)
+    rows = {(row.role, row.device): (row.tensors, row.nbytes) for row in audit.placement.rows}
+    assert rows == {
+        ("parameter", "cpu"): (4, 40),
+        ("gradient", "cpu"): (4, 40),
+        ("buffer", "cpu"): (3, 24),
+        ("state", "cpu"): (12, 96),
+    }
+    assert audit.placement.modules == 3
+    assert "3 modules, 23 tensors on cpu: no findings" in str(audit)
+    assert json.loads(audit.to_json())["placement"]["modules"] == 3
+    assert "<title>TensorPlay: what lies where in model" in audit.html()
+    assert repr(audit) == "<tensorplay.DeviceAudit: 3 modules, 0 findings>"
+
+
+def test_a_context_tells_what_the_code_within_brought_about():
+    model = nn.Linear(2, 2)
+    with tp.audit_device_consistency(model) as audit:
+        assert codes(audit) == []
+        model.table = torch.ones(2)
+        model.to("meta")
+    assert codes(audit) == ["TP404"]
+    assert audit.before is not None
+    assert codes(audit.before) == []
+
+
+def test_a_context_keeps_what_was_wrong_before():
+    model = nn.Linear(2, 2)
+    model.table = torch.ones(2)
+    model.to("meta")
+    with tp.audit_device_consistency(model) as audit:
+        del model.table
+    assert codes(audit) == ["TP404"]
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.table = [torch.ones(2)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        return y + self.table[0]
+
+
+def test_an_error_of_devices_gets_told_where_it_came_from():
+    model = nn.Sequential(nn.Identity(), Mixed()).to("meta")
+    with pytest.raises(RuntimeError, match="device meta") as raised, tp.audit_device_consistency(model):
+        model(torch.ones(1, 2, device="meta"))
+    text = str(raised.value)
+    assert "raised in model.1 (Mixed), " in text
+    assert "y float32[1, 2] on meta" in text
+    assert "TP404 model.1.table[0]" in text
+    with pytest.raises(RuntimeError, match=r"^mine$"), tp.audit_device_consistency(model):
+        raise RuntimeError("mine")
+    with pytest.raises(KeyError), tp.audit_device_consistency(model):
+        raise KeyError(3)
+
+
+def test_a_decorator_looks_around_each_call():
+    model = nn.Linear(2, 2)
+    audit = tp.audit_device_consistency(model)
+
+    @audit
+    def step() -> int:
+        model.table = torch.ones(2)
+        model.to("meta")
+        return 3
+
+    @tp.audit_device_consistency(model)
+    async def later() -> int:
+        return 4
+
+    assert step() == 3
+    assert codes(audit) == ["TP404"]
+    assert asyncio.run(later()) == 4
+    with pytest.raises(TypeError, match="decorates a function"):
+        audit(3)  # type: ignore[arg-type]
+
+
+def test_several_models_and_optimizers():
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    b.table = torch.ones(2)
+    b.to("meta")
+    models = [a, b]
+    (listed,) = tp.audit_device_consistency(models).findings
+    (named,) = tp.audit_device_consistency({"first": a, "second": b}, {"opt": torch.optim.SGD(a.parameters())}).findings
+    assert (listed.where.name, named.where.name) == ("models[1].table", "second.table")
+
+
+@pytest.mark.parametrize("bad", [3, None, "x", [], {}, torch.ones(2), [nn.Linear(2, 2), 3]])
+def test_what_is_no_module_is_refused(bad):
+    with pytest.raises(TypeError, match=r"^audit_device_consistency\(\) (takes a Module|was given no module)"):
+        tp.audit_device_consistency(bad)
+    with pytest.raises(TypeError, match="takes an Optimizer"):
+        tp.audit_device_consistency(nn.Linear(2, 2), 3)
+
+
+# -- the observer -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_run_and_nothing_is_kept():
+    class Loud(nn.Module):
+        @property
+        def secret(self) -> None:
+            raise AssertionError("the audit asked a property")
+
+        def __getattribute__(self, name: str) -> Any:
+            if object.__getattribute__(self, "__dict__").get("is_set_up"):
+                raise AssertionError(f"the audit asked for {name}")
+            return object.__getattribute__(self, name)
+
+    model: Any = Loud()
+    model.weight = nn.Parameter(torch.ones(2))
+    model.helper = Helper()
+    vars(model)["is_set_up"] = True
+    own = object.__getattribute__(model, "__dict__")
+    before = {name: id(value) for name, value in own.items()}
+    audit = tp.audit_device_consistency(model)
+    assert {name: id(value) for name, value in own.items()} == before
+    del own
+    ref = weakref.ref(model)
+    del model
+    gc.collect()
+    assert ref() is None  # the report keeps nothing alive
+    with audit:
+        pass
+    assert audit.placement.modules == 0
+
+
+def test_cycles_and_depth_end():
+    model = nn.Linear(2, 2)
+    loop: list[Any] = []
+    loop.append(loop)
+    model.loop = loop
+    model.deep = functools.reduce(lambda inner, _: [inner], range(5000), torch.ones(2))
+    model.child = nn.Linear(2, 2)
+    model.child.parents = [model]
+    assert tp.audit_device_consistency(model).placement.modules == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stock_models_are_silent_on_the_cpu_and_on_meta(name):
+    build, data = MODELS[name]
+    model = build()
+    optimizer = torch.optim.Adam(model.parameters()) if list(model.parameters()) else None
+    assert codes(tp.audit_device_consistency(model, optimizer)) == []
+    batch = data()
+    with tp.audit_device_consistency(model, optimizer) as audit:
+        model(batch)
+    assert codes(audit) == []
+    moved = build().to("meta")
+    assert [one for one in tp.audit_device_consistency(moved).findings if one.severity != "info"] == []
