@@ -280,7 +280,7 @@ class LeftBehind(DeviceRule):
         what = {"hook": "a hook holds", "own attribute": "a tensor's attribute holds"}.get(group.role, "a module holds")
         alike = f"; the module's {some_of(like)} {'have' if len(like) > 1 else 'has'} their shape" if like else ""
         first = members[0].record
-        also = f", {some_of(paths[1:], 3)}: {plural(len(paths), 'tensor')} together" if len(paths) > 1 else ""
+        also = f", and {some_of(paths[1:], 3)}" if len(paths) > 1 else ""
         return self.finding(
             paths[0],
             headline=f"{what} unregistered tensors on {group.device}, its parameters and buffers are on {expected}"
