@@ -202,8 +202,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", &record_stream);
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
-  // PyTorch has kernels of these for every device. Those of the views make a plain TensorImpl; that of mse_loss calls
-  // the one with an out= tensor, which warns that it resizes it (torch 2.13).
+  // PyTorch has kernels of these for every device. Those of the views make a plain TensorImpl; that of
+  // mse_loss calls the one with an out= tensor, which warns that it resizes it (torch 2.13).
   for (const char* name : {"alias", "detach", "view.dtype", "mse_loss"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }
