@@ -31,6 +31,10 @@ $(VENV)/.browser: $(VENV)/.installed
 	$(BIN)/python -m pip install -q --no-build-isolation -e '.[browser]'
 	touch '$@'
 
+$(VENV)/.models: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --no-build-isolation -e '.[models]'
+	touch '$@'
+
 demo: $(VENV)/.installed
 	$(BIN)/tensorplay doctor
 	$(BIN)/python examples/train_text.py --report report.json
@@ -42,7 +46,7 @@ test: $(VENV)/.installed
 	@echo 'not run by make test: tests/native (make native, make native-asan: need GoogleTest), the other torch' \
 	  '(make test-other-torch), tests marked long (make test-all runs all of these), tests/gpu (tests/gpu/run.sh: a GPU)'
 
-test-all: $(VENV)/.browser native native-asan test-other-torch
+test-all: $(VENV)/.browser $(VENV)/.models native native-asan test-other-torch
 	$(PYTEST) -n $(JOBS) -m long
 
 # In a copy: the extension lies beside the sources, and there is one for each torch.

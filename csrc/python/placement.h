@@ -1,5 +1,5 @@
-// What lies on which device in some modules and optimizers: every tensor they hold, registered or not, grouped
-// by what the device facts say.
+// What lies on which device in some modules and optimizers: every tensor they hold, registered or not,
+// grouped by what the device facts say.
 #pragma once
 
 #include <Python.h>
