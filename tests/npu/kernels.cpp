@@ -3,8 +3,11 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_local_scalar_dense_ops.h>
+#include <ATen/ops/alias_native.h>
 #include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/detach_native.h>
+#include <ATen/ops/view_native.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/strides.h>
@@ -148,6 +151,30 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 
 void record_stream(at::Tensor&, at::Stream) {}
 
+// PyTorch's kernels of these views, which are for every device, make a plain TensorImpl. They still serve
+// tensors with this device's keys and without its memory, as fake ones are.
+template <typename View>
+at::Tensor view(const at::Tensor& self, const View& view) {
+  if (!self.has_storage() || !self.storage().device().is_privateuseone() ||
+      self.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    return view(self);
+  }
+  HostCall call(self.storage().device());
+  return call.take(view(call.lend(self)));
+}
+
+at::Tensor alias(const at::Tensor& self) {
+  return view(self, [](const at::Tensor& x) { return at::native::alias(x); });
+}
+
+at::Tensor detach(const at::Tensor& self) {
+  return view(self, [](const at::Tensor& x) { return at::native::detach(x); });
+}
+
+at::Tensor view_dtype(const at::Tensor& self, at::ScalarType dtype) {
+  return view(self, [dtype](const at::Tensor& x) { return at::native::view_dtype(x, dtype); });
+}
+
 // PyTorch asks an unknown device for these two, whose default kernels raise.
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
@@ -202,11 +229,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", &record_stream);
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
-  // PyTorch has kernels of these for every device. Those of the views make a plain TensorImpl; that of
-  // mse_loss calls the one with an out= tensor, which warns that it resizes it (torch 2.13).
-  for (const char* name : {"alias", "detach", "view.dtype", "mse_loss"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
-  }
+  m.impl("alias", &alias);
+  m.impl("detach", &detach);
+  m.impl("view.dtype", &view_dtype);
+  // PyTorch's kernel for every device calls the one with an out= tensor, which warns that it resizes it
+  // (torch 2.13).
+  m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
 // PyTorch would resolve these bits by a clone, whose copy would come here with the same bits again.
