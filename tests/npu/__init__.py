@@ -14,6 +14,7 @@ Known not to work:
 - DLPack, numpy() without cpu(), sharing with other processes
 - layouts other than strided: sparse, nested, mkldnn; quantized tensors
 - LSTM and GRU layers: PyTorch gives an unknown device the fused CUDA kernels for their cells
+- process groups find their backend for it only by name: init_process_group("cpu:fake,npu:fake")
 - asynchrony: work is done when it is asked for, so streams and events only keep order and time
 - two lives in one process: PyTorch renames and registers once; what was loaded stays
 """
