@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 // python_variable.h brings PyTorch's own Python.h.
+#include <structmember.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -58,6 +60,7 @@ constexpr size_t kMostOpened = 1'000'000;
 constexpr int kDeepest = 20;
 
 struct Module {
+  PyTypeObject* type = nullptr;
   PyObject* dict = nullptr;  // borrowed from the module, which has it
   uint32_t step = 0;
   uint32_t parent = kNoModule;
@@ -226,6 +229,15 @@ class Placement {
     // Unregistered tensors last: what is registered somewhere is no attribute.
     for (size_t number = 0; number < modules_.size(); ++number)
       open_attributes(static_cast<uint32_t>(number));
+    for (size_t number = 0; number < hooked_.size(); ++number) {
+      const auto [object, step, module] = hooked_[number];
+      const auto* variable = reinterpret_cast<const THPVariable*>(object);
+      for (PyObject* hooks : {variable->backward_hooks, variable->post_accumulate_grad_hooks}) {
+        if (hooks == nullptr || PyDict_Check(hooks) == 0) continue;
+        open(hooks, add_step(step, StepKind::kRole, nullptr, static_cast<Py_ssize_t>(Role::kHook)), module,
+             Role::kHook, 0, true);
+      }
+    }
     for (const auto& [object, step] : tensors_) {  // what no module and no optimizer has
       const at::Tensor* tensor = unpack_tensor(object);
       if (tensor->defined() && seen_.insert(object)) {
@@ -271,7 +283,7 @@ class Placement {
       PyObject* dict = dict_of(object);
       if (dict == nullptr || !seen_.insert(object)) continue;
       const auto number = static_cast<uint32_t>(modules_.size());
-      Module module{dict, step, parent, is_registered};
+      Module module{Py_TYPE(object), dict, step, parent, is_registered};
       module.has_offload_hook = parent != kNoModule && modules_[parent].has_offload_hook;
       for (PyObject* name : names().offload) {
         module.has_offload_hook = module.has_offload_hook || item_of(dict, name) != nullptr;
@@ -324,6 +336,7 @@ class Placement {
         add_beside(*view->base, step, module, Role::kBase, device);
       }
     }
+    if (module != kNoModule) hooked_.push_back({object, step, module});
     // What a wrapper without memory consists of lies where it likes.
     PyObject* dict = impl.key_set().has(c10::DispatchKey::Python) ? nullptr : dict_if_any(object);
     if (dict == nullptr) return;
@@ -369,6 +382,7 @@ class Placement {
       const uint32_t step = add_step(modules_[number].step, StepKind::kAttribute, key);
       open(value, step, number, is_hook ? Role::kHook : Role::kAttribute, 0, true);
     }
+    open_class(number);
   }
 
   static bool is_plain(PyObject* value) {
@@ -392,41 +406,41 @@ class Placement {
       }
       return;
     }
-    PyTypeObject* type = Py_TYPE(value);
-    const bool has_parts = PyDict_Check(value) != 0 || PyList_Check(value) != 0 ||
-                           PyTuple_Check(value) != 0 || PyAnySet_Check(value) != 0;
-    const bool is_call = role == Role::kHook && (PyFunction_Check(value) != 0 || PyMethod_Check(value) != 0);
-    const bool is_object = may_open && !has_parts && !is_call && PyType_Check(value) == 0 &&
-                           PyModule_Check(value) == 0 && PyFunction_Check(value) == 0 && has_dict(type);
-    if (!(has_parts || is_call || is_object) || !seen_.insert(value)) return;
+    if (PyType_Check(value) != 0 || PyModule_Check(value) != 0 || !seen_.insert(value)) return;
     if (PyDict_Check(value) != 0) {
       PyObject *key, *item;
       Py_ssize_t position = 0;
       while (PyDict_Next(value, &position, &key, &item) != 0) {
-        if (!is_plain(item))
-          open(item, add_step(step, StepKind::kKey, key), module, role, depth + 1, may_open);
+        open(item, add_step(step, StepKind::kKey, key), module, role, depth + 1, may_open);
       }
     } else if (PyList_Check(value) != 0 || PyTuple_Check(value) != 0) {
       for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
         PyObject* item = PySequence_Fast_GET_ITEM(value, i);
-        if (!is_plain(item)) {
-          open(item, add_step(step, StepKind::kItem, nullptr, i), module, role, depth + 1, may_open);
-        }
+        if (is_plain(item)) continue;
+        open(item, add_step(step, StepKind::kItem, nullptr, i), module, role, depth + 1, may_open);
       }
-    } else if (PyAnySet_Check(value) != 0) {
-      open_set(value, step, module, role, depth, may_open);
-    } else if (is_call) {
+    } else if (PyAnySet_CheckExact(value) != 0 || is_builtin(value, "collections.deque")) {
+      open_iterable(value, step, module, role, depth, may_open);
+    } else if (PyFunction_Check(value) != 0 || PyMethod_Check(value) != 0 ||
+               is_builtin(value, "functools.partial")) {
       open_call(value, step, module, depth, may_open);
-    } else {
+    } else if (may_open) {
       open_object(value, step, module, role, depth);
     }
   }
 
-  void open_set(PyObject* set, uint32_t step, uint32_t module, Role role, int depth, bool may_open) {
-    const Owned iterator(PyObject_GetIter(set));
+  // Whether it is of this very class of C code, which runs nobody's Python.
+  static bool is_builtin(PyObject* object, const char* name) {
+    const PyTypeObject* type = Py_TYPE(object);
+    return std::strcmp(type->tp_name, name) == 0;
+  }
+
+  void open_iterable(PyObject* iterable, uint32_t step, uint32_t module, Role role, int depth,
+                     bool may_open) {
+    const Owned iterator(PyObject_GetIter(iterable));
     Py_ssize_t index = 0;
     while (iterator != nullptr) {
-      const Owned item(PyIter_Next(iterator.get()));  // the set holds it too
+      const Owned item(PyIter_Next(iterator.get()));  // what is iterated over holds it too
       if (item == nullptr) break;
       open(item.get(), add_step(step, StepKind::kItem, nullptr, index++), module, role, depth + 1, may_open);
     }
@@ -436,6 +450,14 @@ class Placement {
   void open_call(PyObject* call, uint32_t step, uint32_t module, int depth, bool may_open) {
     if (PyMethod_Check(call) != 0) {
       open(PyMethod_GET_SELF(call), step, module, Role::kHook, depth + 1, may_open);
+      return;
+    }
+    if (PyFunction_Check(call) == 0) {
+      for (const char* part : {"func", "args", "keywords"}) {
+        const Owned inside(PyObject_GetAttrString(call, part));  // a partial holds it too
+        if (inside != nullptr) open(inside.get(), step, module, Role::kHook, depth + 1, may_open);
+      }
+      PyErr_Clear();
       return;
     }
     PyObject* cells = PyFunction_GET_CLOSURE(call);
@@ -450,13 +472,44 @@ class Placement {
 
   // Its attributes, but not those of further objects.
   void open_object(PyObject* object, uint32_t step, uint32_t module, Role role, int depth) {
-    PyObject* dict = dict_of(object);
-    if (dict == nullptr) return;
-    PyObject *key, *value;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(dict, &position, &key, &value) != 0) {
-      if (!is_plain(value)) {
+    if (PyObject* dict = dict_of(object)) {
+      PyObject *key, *value;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(dict, &position, &key, &value) != 0) {
+        if (is_plain(value)) continue;
         open(value, add_step(step, StepKind::kAttribute, key), module, role, depth + 1, false);
+      }
+    }
+    PyObject* bases = Py_TYPE(object)->tp_mro;
+    for (Py_ssize_t i = 0; bases != nullptr && i < PyTuple_GET_SIZE(bases); ++i) {
+      auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i));
+      if ((base->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0 || base->tp_dict == nullptr) continue;
+      PyObject *key, *member;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(base->tp_dict, &position, &key, &member) != 0) {
+        if (Py_TYPE(member) != &PyMemberDescr_Type) continue;
+        const PyMemberDef* slot = reinterpret_cast<PyMemberDescrObject*>(member)->d_member;
+        if (reinterpret_cast<PyDescrObject*>(member)->d_type != base || slot->type != T_OBJECT_EX) continue;
+        PyObject* value = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + slot->offset);
+        if (value == nullptr || is_plain(value)) continue;
+        open(value, add_step(step, StepKind::kAttribute, key), module, role, depth + 1, false);
+      }
+    }
+  }
+
+  // Tensors that a class of modules has: all of its modules share them.
+  void open_class(uint32_t number) {
+    PyObject* bases = modules_[number].type->tp_mro;
+    for (Py_ssize_t i = 0; bases != nullptr && i < PyTuple_GET_SIZE(bases); ++i) {
+      auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i));
+      if (base == module_class_ || base->tp_dict == nullptr || !seen_.insert(base)) continue;
+      PyObject *key, *value;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(base->tp_dict, &position, &key, &value) != 0) {
+        const at::Tensor* tensor = unpack_tensor(value);
+        if (tensor == nullptr || !tensor->defined() || !seen_.insert(value)) continue;
+        add_tensor(*tensor, value, add_step(modules_[number].step, StepKind::kAttribute, key), number,
+                   Role::kAttribute);
       }
     }
   }
@@ -481,7 +534,14 @@ class Placement {
   PyTypeObject* module_class_;
   bool gradients_;
   std::vector<Step> steps_{Step()};
+  struct Hooked {
+    PyObject* tensor;
+    uint32_t step;
+    uint32_t module;
+  };
+
   std::vector<Module> modules_;
+  std::vector<Hooked> hooked_;  // registered and held tensors, which may have hooks of their own
   std::vector<std::pair<PyObject*, uint32_t>> tensors_;  // handed in, with their steps
   std::vector<Entry> entries_;
   std::vector<Group> groups_;

@@ -198,9 +198,10 @@ class LeftBehind(DeviceRule):
 
     ## What it checks
 
-    Tensors in a module's plain attributes, in lists, tuples, dicts, sets and objects there, in modules that a plain
-    list holds, and in what its hooks refer to: against the devices of the parameters and buffers in the module and
-    below; where there are none, of the module around it. `plain_attr_devices` and `left_bytes` say what was found.
+    Tensors in a module's plain attributes and its class's, in lists, tuples, dicts, sets, deques and objects there, in
+    closures, bound methods and partials, in modules that a plain list holds, and in what hooks of the module and of its
+    parameters refer to: against the devices of the parameters and buffers in the module and below; where there are
+    none, of the module around it. `plain_attr_devices` and `left_bytes` say what was found.
 
     ## Why it matters
 
@@ -211,7 +212,8 @@ class LeftBehind(DeviceRule):
 
     What is held on another device on purpose looks alike. A number without dimensions on the CPU computes with every
     device and is passed over; so are modules whose tensors an offload hook moves, results that are computed anew in
-    each forward pass (those with a grad_fn are an info), and all that is registered somewhere as well.
+    each forward pass (those with a grad_fn are an info), and all that is registered somewhere as well. What objects hold
+    that an object in the module holds, and what a global variable holds, is not looked at.
 
     ## Example
 

@@ -61,8 +61,29 @@ LEFT = {
         "→ variable tensor",
     ),
     "hook of an object": (lambda m: m.register_forward_hook(Watcher().look), "table"),
+    "deque": (lambda m: setattr(m, "scales", collections.deque([torch.ones(2)])), "model.scales[0]"),
+    "object with slots": (lambda m: setattr(m, "helper", Slotted()), "model.helper.table"),
+    "partial": (lambda m: setattr(m, "call", functools.partial(torch.add, torch.ones(2))), "model.call[0]"),
+    "hook that is a partial": (
+        lambda m: m.register_forward_pre_hook(functools.partial(lambda table, *_: None, torch.ones(2))),
+        "_forward_pre_hooks",
+    ),
+    "forward that was replaced": (lambda m: setattr(m, "forward", hook_with(torch.ones(2))), "→ variable tensor"),
+    "hook of a parameter": (
+        lambda m: m.weight.register_post_accumulate_grad_hook(hook_with(torch.ones(2))),
+        "model.weight → hook",
+    ),
     "attribute of a parameter": (lambda m: setattr(m.weight, "main_copy", torch.ones(2)), "model.weight.main_copy"),
 }
+
+
+class Slotted:
+    """The same without a dictionary."""
+
+    __slots__ = ("table", "unset")
+
+    def __init__(self) -> None:
+        self.table = torch.ones(2)
 
 
 class Watcher:
@@ -76,14 +97,11 @@ class Watcher:
 @pytest.mark.parametrize("way", LEFT)
 def test_tp404_whatever_a_module_holds_without_registering_it_is_left_behind(way):
     build, name = LEFT[way]
-    if way == "attribute of a parameter":
-        torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
+    if "of a parameter" in way:  # the move makes another parameter
+        model = nn.Linear(2, 2).to("meta")
+        build(model)
+    else:
         model = moved(build)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    if way == "attribute of a parameter" and not hasattr(model.weight, "main_copy"):
-        model.weight.main_copy = torch.ones(2)  # type: ignore[assignment]
     (finding,) = tp.audit_device_consistency(model).findings
     assert (finding.code, finding.severity) == ("TP404", "warning")
     assert name in finding.where.name
@@ -101,7 +119,7 @@ RIGHT = {
     "nothing": lambda m: setattr(m, "scales", [None, 1, "a", (), {}, torch.float32]),
     "a module twice": lambda m: (m.add_module("child", nn.Linear(2, 2)), setattr(m, "alias", [m.child])),
     "itself": lambda m: setattr(m, "me", [m]),
-    "a function": lambda m: setattr(m, "call", hook_with(torch.ones(2))),
+    "a function of the module": lambda m: setattr(m, "call", lambda: m.weight),
     "a weak reference": lambda m: setattr(m, "ref", weakref.ref(m)),
     "a class": lambda m: setattr(m, "kind", Helper),
 }
@@ -126,6 +144,15 @@ def test_tp404_is_one_finding_for_one_line_of_code_in_many_layers():
     (finding,) = tp.audit_device_consistency(layers).findings
     assert finding.where.name == "layers.0.mask"
     assert len(finding.evidence["tensors"]) == 5
+
+
+def test_tp404_a_tensor_that_the_class_has():
+    class Scaled(nn.Linear):
+        scale = torch.ones(2)
+
+    model = nn.Sequential(Scaled(2, 2), Scaled(2, 2)).to("meta")
+    (finding,) = tp.audit_device_consistency(model).findings
+    assert (finding.code, finding.where.name) == ("TP404", "model.0.scale")
 
 
 def test_tp404_names_what_has_the_same_shape():
