@@ -67,7 +67,8 @@ SIGNATURES = {
     ),
     "placement": (
         "(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, "
-        "most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]"
+        "passed_over: tuple[type, ...] = (), most: int = 0, wanted: Sequence[int] | None = None, /) -> "
+        "tuple[int, list[Any]]"
     ),
     "packed_objects": "(roots: Sequence[object], /) -> list[Any]",
     "saved_checksums": (

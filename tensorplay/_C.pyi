@@ -491,7 +491,7 @@ def overlap_of(a: _Region, b: _Region, /) -> tuple[str, int | None]:
 def packed_objects(roots: Sequence[object], /) -> list[Any]:
     """Answer what the hooks of packed tensors in the graphs behind some tensors and nodes hold: their functions, and what they packed."""
 
-def placement(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]:
+def placement(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, passed_over: tuple[type, ...] = (), most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]:
     """Group some tensors, and every one that some modules and optimizers hold, by what its device facts say; answer how many modules there are, and the groups, with the paths of up to `most` members, of those whose numbers are in `wanted` where it is given."""
 
 def producer(tensor: object, /) -> Any:

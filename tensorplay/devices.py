@@ -6,7 +6,9 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+import msgspec
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
@@ -14,11 +16,11 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
-from tensorplay.callers import Caller
+from tensorplay.callers import Caller, shorten
 from tensorplay.classes import class_name, derives
 from tensorplay.decorating import decorated
 from tensorplay.inspection import named_objects, outside_compiled_code
-from tensorplay.layers import Finding, PlacementSummary
+from tensorplay.layers import Document, Finding, PlacementSummary
 from tensorplay.placement import Placement
 from tensorplay.reports import Report
 from tensorplay.rules.layers import DevicesDisagree, device_conflicts
@@ -41,6 +43,8 @@ _ERRORS = (
     "meta tensor",
 )
 _FACTS = DevicesDisagree()
+_MOST_ERRORS = 100
+_MOST_TOLD = 3
 
 
 class DeviceAudit(Report):
@@ -65,7 +69,7 @@ class DeviceAudit(Report):
         placement = Placement(_alive(self._roots), _alive(self._optimizers))
         found = [*_facts(placement), *(finding for rule in device_rules() for finding in rule.in_placement(placement))]
         known = {_cause(finding) for finding in found}
-        found += [finding for finding in before if _cause(finding) not in known]
+        found += [_healed(finding) for finding in before if _cause(finding) not in known]
         selection = select_findings(found, caller=self._audits, config=lenient_config(self._audits))
         super().__init__([], selection.findings, placement=placement.summary(), focus="placement", **selection.fields())
 
@@ -85,15 +89,25 @@ class DeviceAudit(Report):
     ) -> None:
         self.before = Report([], self.findings, placement=self.placement, focus="placement")
         self._look(self.findings)
-        if isinstance(error, Exception) and error.args and isinstance(error.args[0], str):
-            message = error.args[0]
-            if _SAID not in message and any(word in message for word in _ERRORS):
-                told = [
-                    *_where(error, _alive(self._roots)),
-                    *(_told(one) for one in self.findings if one.severity != "info"),
-                ]
-                if told:
-                    error.args = (_SAID.join((message, "\n".join(told))), *error.args[1:])
+        cause = None if error is None else _of_devices(error)
+        if cause is not None:
+            told = list(self._explanation(cause))
+            if told:
+                cause.args = (_SAID.join((cause.args[0], "\n".join(told))), *cause.args[1:])
+
+    def _explanation(self, error: BaseException) -> Iterator[str]:
+        """Say where an error came from, and what was found of the module there; the rest is counted."""
+        place = _place_of(error, _alive(self._roots))
+        alarming = [finding for finding in self.findings if finding.severity != "info"]
+        if place is not None:
+            yield place.text
+            own = [finding for finding in alarming if _is_of(finding, place.path)]
+        else:
+            own = alarming
+        yield from map(_told, own[:_MOST_TOLD])
+        if rest := len(alarming) - min(len(own), _MOST_TOLD):
+            of = ", of other modules" if len(own) <= _MOST_TOLD else ""
+            yield f"the audit has {plural(rest, 'more finding')}{of}"
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         """Look before and after each call of a function; of a coroutine function around the time it is awaited for.
@@ -106,6 +120,14 @@ class DeviceAudit(Report):
     def _again(self) -> DeviceAudit:
         self._look(self.findings)
         return self
+
+    @classmethod
+    def from_document(cls, document: Document) -> DeviceAudit:
+        """Wrap a stored document: it looks at nothing any more."""
+        audit = cls([], [], Caller.at(sys._getframe()))
+        Report.__init__(audit, [], document.findings)
+        audit._document = document
+        return audit
 
     def __repr__(self) -> str:
         modules = plural(self.placement.modules, "module")
@@ -131,7 +153,8 @@ def audit_device_consistency(model: object, optimizer: object = None) -> DeviceA
     Raises:
         TypeError: model is no module, or optimizer no optimizer.
 
-    Cost: 2 microseconds a module. Runs no operator, no hook and no property, starts no driver, reads no element.
+    Cost: 2 microseconds a module with its tensors, and half a microsecond for each gradient and each tensor of an
+        optimizer; a millisecond beside. Runs no operator, no hook and no property, starts no driver, reads no element.
 
     Source: torch/nn/modules/module.py ``__dict__``; c10/core/TensorImpl.h ``device_opt_``, ``key_set_``;
         c10/core/StorageImpl.h ``data_ptr_``, ``allocator_``; ATen/detail/AcceleratorHooksInterface.h, torch 2.13 and
@@ -178,6 +201,37 @@ def _facts(placement: Placement) -> Iterator[Finding]:
         yield from _FACTS.findings([one.record for one in placement.members(groups) if one.record is not None])
 
 
+_SO_BEFORE = " (so before, not after)"
+
+
+def _healed(finding: Finding) -> Finding:
+    """Mark what was so at the beginning alone."""
+    if finding.headline.endswith(_SO_BEFORE):
+        return finding
+    return msgspec.structs.replace(finding, headline=f"{finding.headline}{_SO_BEFORE}")
+
+
+def _of_devices(error: BaseException) -> BaseException | None:
+    """Answer the error of devices: this one, one behind it, or one in a group."""
+    open_errors: list[BaseException | None] = [error]
+    for one in open_errors:
+        if one is None or len(open_errors) > _MOST_ERRORS:
+            continue
+        message = one.args[0] if one.args else None
+        if isinstance(one, RuntimeError) and isinstance(message, str) and any(word in message for word in _ERRORS):
+            return None if _SAID in message else one
+        open_errors += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+    return None
+
+
+def _is_of(finding: Finding, path: str) -> bool:
+    """Tell whether a finding is of a module, or of one around it or in it."""
+    modules = finding.evidence.get("modules") or [finding.evidence.get("module") or finding.where.name]
+    return any(
+        f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in modules if type(one) is str
+    )
+
+
 def _cause(finding: Finding) -> tuple[str, str]:
     return finding.code, finding.where.name
 
@@ -186,26 +240,34 @@ def _told(finding: Finding) -> str:
     return f"{finding.code} {finding.where.name}: {finding.headline}\n  fix: {finding.fix}"
 
 
-def _where(error: BaseException, roots: list[tuple[str, Any]]) -> Iterator[str]:
-    """Say which module an error came from, and on which devices the tensors are that it worked with."""
+class _Place(NamedTuple):
+    """Where an error came from."""
+
+    path: str
+    text: str
+
+
+def _place_of(error: BaseException, roots: list[tuple[str, Any]]) -> _Place | None:
+    """Say which module's own code an error came from, and on which devices the tensors are that it worked with."""
     paths: dict[int, str] = {}
     for name, root in roots:
         for path, module in nn.Module.named_modules(root):
             paths.setdefault(id(module), f"{name}.{path}" if path else name)
     for traceback in reversed(tracebacks_of(error)):
-        variables = variables_of(traceback.tb_frame)
-        module = next((value for key, value in variables if key == "self" and id(value) in paths), None)
-        if module is None:
-            continue
         code = traceback.tb_frame.f_code
-        lying = [_lying(name, value) for name, value in variables if C.is_tensor(value)]
+        variables = dict(variables_of(traceback.tb_frame))
+        first = variables.get(code.co_varnames[0]) if code.co_varnames else None
+        if id(first) not in paths or code.co_filename == nn.modules.module.__file__:
+            continue
+        path, module = paths[id(first)], cast("nn.Module", first)
+        lying = [_lying(name, value) for name, value in variables.items() if C.is_tensor(value)]
         own = C.instance_dict(module) or {}
         for table in (own.get("_parameters"), own.get("_buffers")):
             lying += [_lying(f"self.{name}", one) for name, one in (table or {}).items() if C.is_tensor(one)]
         beside = f", with {some_of(lying, 8)}" if lying else ""
-        line = f"{code.co_filename}:{traceback.tb_lineno}"
-        yield f"raised in {paths[id(module)]} ({class_name(type(module))}), {line}{beside}"
-        return
+        line = f"{shorten(code.co_filename)}:{traceback.tb_lineno}"
+        return _Place(path, f"raised in {path} ({class_name(type(module))}), {line}{beside}")
+    return None
 
 
 def _lying(name: str, tensor: Any) -> str:

@@ -133,7 +133,7 @@ _WAYS = (
         address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         ctypes.c_int32.from_address(address(capsule, b"dltensor") + 8).value = 8  # kDLMetal
         claimed = torch.utils.dlpack.from_dlpack(capsule)
-        effect = f"claimed.device says {claimed.device}, which this machine need not have; the four labels agree"
+        effect = f"claimed.device says {claimed.device}, whatever this machine has; the four labels agree"
         report = tp.check({"claimed": claimed})
         """,
     ),
@@ -238,8 +238,8 @@ class MismatchReport(Report):
 def reproduce_device_mismatch(ways: Sequence[str] | None = None, *, setup: str = "") -> MismatchReport:
     """Make each way in which device facts come to disagree on stock PyTorch, live in a process of its own, and show it.
 
-    Nothing in this process is changed. The second device is the accelerator; ``meta`` stands for it where the machine
-    has none, and where that will not do, the way is said to need one.
+    Nothing in this process is changed. The second device is the accelerator, or ``meta`` where that shows the same;
+    where the machine has no accelerator and meta will not do, the way is said to need one.
 
     Args:
         ways: which: local, gradient, state, view, keys, dlpack, storage, fake, wrapper. All where None.
@@ -257,7 +257,7 @@ def reproduce_device_mismatch(ways: Sequence[str] | None = None, *, setup: str =
     Source: docs/explanation/devices.md.
     """
     known = {way.name: way for way in _WAYS}
-    if isinstance(ways, str) or not all(isinstance(name, str) for name in ways or ()):
+    if ways is not None and (type(ways) not in (list, tuple) or not all(type(name) is str for name in ways)):
         raise ValueError(f"reproduce_device_mismatch() takes a list of names: {', '.join(known)}")
     for name in ways or ():
         if name not in known:

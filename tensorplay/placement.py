@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 from torch import nn
 from torch.utils import _python_dispatch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tensorplay.layers import Lying, PlacementSummary, TensorRecord
 from tensorplay.reports import Read
@@ -20,8 +22,11 @@ from tensorplay.walk import attribute_text, key_text
 
 __all__ = ["Group", "Member", "Placement", "device_type", "same_device"]
 
+_OF_OPTIMIZER = re.compile(r"\.(state|param_groups)\[")
 _MOST_MEMBERS = 1000
 _MOST_PARAMETERS = 100_000
+_DATA = (Dataset, DataLoader, Sampler)
+"""What holds data is on the CPU on purpose: it is not looked into."""
 
 
 class Group(NamedTuple):
@@ -112,7 +117,7 @@ class Placement:
         self._roots = [root for _, root in roots]
         self._optimizers = [optimizer for _, optimizer in optimizers]
         self._gradients = gradients
-        self.modules, groups = C.placement(nn.Module, self._roots, self._optimizers, gradients)
+        self.modules, groups = C.placement(nn.Module, self._roots, self._optimizers, gradients, _DATA)
         self.groups = [Group._make((*group[:-1], number)) for number, group in enumerate(groups)]
 
     def of(self, *roles: str) -> Iterator[Group]:
@@ -169,7 +174,7 @@ class Placement:
     def _members(self, groups: Iterable[Group], most: int) -> Iterator[Any]:
         """Walk again, now for the paths of some groups: (path, module's path, tensor, number of the group)."""
         numbers = [group.number for group in groups]
-        answers = C.placement(nn.Module, self._roots, self._optimizers, self._gradients, most, numbers)[1]
+        answers = C.placement(nn.Module, self._roots, self._optimizers, self._gradients, _DATA, most, numbers)[1]
         for number in numbers:
             # Another thread may have changed a module meanwhile.
             if number < len(answers):
@@ -187,7 +192,7 @@ class Placement:
             elif kind == "key":
                 if C.is_tensor(key):
                     text += f"[{self._parameters.get(id(key), 'a tensor')}]"
-                elif text.endswith("]") and type(key) is str and key.isidentifier() and ".state[" in text:
+                elif text.endswith("]") and type(key) is str and key.isidentifier() and _OF_OPTIMIZER.search(text):
                     text += f".{key}"
                 else:
                     text += f"[{key_text(key)}]"

@@ -179,6 +179,9 @@ def find_tensors(
             elif len(arrays) < most:
                 arrays.append(known.setdefault(id(obj), Place(path, obj)))
             continue
+        # Also one that was met before, in a list that another module has.
+        if not in_module and (plan.module or plan.read is _of_optimizer) and all(obj is not top for _, top in tops):
+            tops.append((path, obj))
         if plan.leaf or (id(obj) in opened and (opened[id(obj)][1] or not may_open)):
             continue
         if plan.sealed is not None:
@@ -187,8 +190,6 @@ def find_tensors(
         path = _shortened(path)
         if plan.read is _of_error:
             errors.append((path, obj))
-        if not in_module and (plan.module or plan.read is _of_optimizer):
-            tops.append((path, obj))
         if plan.read is not None:
             opened[id(obj)] = (obj, may_open)
             stack.append((path, plan.read(path, obj, known), may_open, in_module or plan.module))

@@ -58,6 +58,7 @@ struct Step {
 constexpr uint32_t kNoModule = UINT32_MAX;
 constexpr size_t kMostOpened = 1'000'000;
 constexpr int kDeepest = 20;
+constexpr int kMostLevels = 3;  // of objects in objects
 
 struct Module {
   PyTypeObject* type = nullptr;
@@ -77,7 +78,8 @@ struct Entry {
   uint32_t step = 0;
   uint32_t module = kNoModule;
   Role role = Role::kParameter;
-  uint8_t beside = 0;  // number of the device that it should be on, where that is one: of the parameter
+  uint8_t beside = 0;       // number of the device that it should be on, where that is one: of the parameter
+  PyObject* key = nullptr;  // of an optimizer's state, borrowed
 };
 
 // Whatever a rule may want to tell apart. Compared byte for byte.
@@ -136,6 +138,8 @@ struct Names {
   PyObject* modules;
   PyObject* local;
   PyObject* state;
+  PyObject* groups;
+  PyObject* parameters_of_group;
   std::array<PyObject*, 2> offload;
 };
 
@@ -146,6 +150,8 @@ const Names& names() {
       PyUnicode_InternFromString("_modules"),
       PyUnicode_InternFromString("_local_tensor"),
       PyUnicode_InternFromString("state"),
+      PyUnicode_InternFromString("param_groups"),
+      PyUnicode_InternFromString("params"),
       {PyUnicode_InternFromString("_hf_hook"), PyUnicode_InternFromString("_diffusers_hook")}};
   return known;
 }
@@ -167,6 +173,12 @@ bool has_dict(PyTypeObject* type) {
   return type->tp_dictoffset != 0;
 }
 
+// What runs when a state dict is made or loaded computes with nothing of the model's.
+bool is_state_dict_name(PyObject* key) {
+  return is_hook_name(key) &&
+         std::string_view(PyUnicode_AsUTF8(key)).find("state_dict") != std::string_view::npos;
+}
+
 // The own dictionary, borrowed from the object, or null.
 PyObject* dict_of(PyObject* object) {
   PyObject* dict = has_dict(Py_TYPE(object)) ? PyObject_GenericGetDict(object, nullptr) : nullptr;
@@ -186,8 +198,9 @@ PyObject* item_of(PyObject* dict, PyObject* key) {
 
 class Placement {
  public:
-  Placement(PyTypeObject* module_class, bool gradients)
-      : module_class_(module_class), gradients_(gradients) {}
+  // `passed_over`: a tuple of classes whose objects are not opened, or null.
+  Placement(PyTypeObject* module_class, bool gradients, PyObject* passed_over)
+      : module_class_(module_class), passed_over_(passed_over), gradients_(gradients) {}
 
   // A module or a tensor; anything else is passed over.
   void add_root(PyObject* object, Py_ssize_t root) {
@@ -205,6 +218,8 @@ class Placement {
     PyObject* state = dict == nullptr ? nullptr : item_of(dict, names().state);
     if (state == nullptr || PyDict_Check(state) == 0) return;
     const uint32_t top = add_step(0, StepKind::kRoot, nullptr, root);
+    PyObject* groups = item_of(dict, names().groups);
+    if (groups != nullptr && PyList_Check(groups) != 0) add_options(groups, top);
     const uint32_t at = add_step(top, StepKind::kAttribute, names().state);
     PyObject *owner, *values;
     Py_ssize_t position = 0;
@@ -216,11 +231,50 @@ class Placement {
       PyObject *name, *value;
       Py_ssize_t inner = 0;
       while (PyDict_Next(values, &inner, &name, &value) != 0) {
-        const at::Tensor* tensor = unpack_tensor(value);
-        if (tensor == nullptr || !tensor->defined()) continue;
-        entries_.push_back({tensor, tensor->unsafeGetTensorImpl(), value,
-                            add_step(here, StepKind::kKey, name), kNoModule, Role::kState, beside});
-        seen_.insert(value);
+        add_state(value, add_step(here, StepKind::kKey, name), name, beside, 0);
+      }
+    }
+  }
+
+  // A tensor of an optimizer, or those in a container there.
+  void add_state(PyObject* value, uint32_t step, PyObject* name, uint8_t beside, int depth) {
+    const at::Tensor* tensor = unpack_tensor(value);
+    if (tensor != nullptr && tensor->defined()) {
+      seen_.insert(value);
+      entries_.push_back(
+          {tensor, tensor->unsafeGetTensorImpl(), value, step, kNoModule, Role::kState, beside, name});
+    } else if (depth < kDeepest && (PyList_Check(value) != 0 || PyTuple_Check(value) != 0)) {
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(value, i);
+        if (!is_plain(item))
+          add_state(item, add_step(step, StepKind::kItem, nullptr, i), name, beside, depth + 1);
+      }
+    } else if (depth < kDeepest && PyDict_Check(value) != 0) {
+      PyObject *key, *item;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(value, &position, &key, &item) != 0) {
+        if (!is_plain(item)) add_state(item, add_step(step, StepKind::kKey, key), name, beside, depth + 1);
+      }
+    }
+  }
+
+  // Numbers that a group of parameters shares, where they are tensors: a learning rate.
+  void add_options(PyObject* groups, uint32_t top) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); ++i) {
+      PyObject* group = PyList_GET_ITEM(groups, i);
+      PyObject* parameters = PyDict_Check(group) != 0 ? item_of(group, names().parameters_of_group) : nullptr;
+      if (parameters == nullptr || PyList_Check(parameters) == 0 || PyList_GET_SIZE(parameters) == 0)
+        continue;
+      const at::Tensor* first = unpack_tensor(PyList_GET_ITEM(parameters, 0));
+      if (first == nullptr || !first->defined()) continue;
+      const uint8_t beside = devices_.number(device_of(*first->unsafeGetTensorImpl()));
+      const uint32_t here =
+          add_step(add_step(top, StepKind::kAttribute, names().groups), StepKind::kItem, nullptr, i);
+      PyObject *name, *value;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(group, &position, &name, &value) != 0) {
+        if (value == parameters || is_plain(value)) continue;
+        add_state(value, add_step(here, StepKind::kKey, name), name, beside, 0);
       }
     }
   }
@@ -377,7 +431,7 @@ class Placement {
     while (PyDict_Next(dict, &position, &key, &value) != 0) {
       if (is_plain(value)) continue;
       if (key == names().parameters || key == names().buffers || key == names().modules) continue;
-      if (key == names().offload[0] || key == names().offload[1]) continue;
+      if (key == names().offload[0] || key == names().offload[1] || is_state_dict_name(key)) continue;
       const bool is_hook = PyDict_Check(value) != 0 && PyDict_GET_SIZE(value) != 0 && is_hook_name(key);
       const uint32_t step = add_step(modules_[number].step, StepKind::kAttribute, key);
       open(value, step, number, is_hook ? Role::kHook : Role::kAttribute, 0, true);
@@ -424,9 +478,31 @@ class Placement {
     } else if (PyFunction_Check(value) != 0 || PyMethod_Check(value) != 0 ||
                is_builtin(value, "functools.partial")) {
       open_call(value, step, module, depth, may_open);
-    } else if (may_open) {
+    } else if (may_open && !is_passed_over(value) && holds_more(value)) {
       open_object(value, step, module, role, depth);
     }
+  }
+
+  bool is_passed_over(PyObject* object) const {
+    for (Py_ssize_t i = 0; passed_over_ != nullptr && i < PyTuple_GET_SIZE(passed_over_); ++i) {
+      auto* kind = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(passed_over_, i));
+      if (PyType_IsSubtype(Py_TYPE(object), kind) != 0) return true;
+    }
+    return false;
+  }
+
+  // Whether an object refers to anything that is worth its dictionary: to ask for one may make it.
+  static bool holds_more(PyObject* object) {
+    bool found = false;
+    const auto visit = [](PyObject* referent, void* more) {
+      const bool is_own_dict = PyDict_Check(referent) != 0 && PyDict_GET_SIZE(referent) != 0;
+      *static_cast<bool*>(more) =
+          *static_cast<bool*>(more) || is_own_dict || (PyType_Check(referent) == 0 && !is_plain(referent));
+      return 0;
+    };
+    if (Py_TYPE(object)->tp_traverse == nullptr) return false;
+    Py_TYPE(object)->tp_traverse(object, visit, &found);
+    return found;
   }
 
   // Whether it is of this very class of C code, which runs nobody's Python.
@@ -470,14 +546,14 @@ class Placement {
     if (defaults != nullptr) open(defaults, step, module, Role::kHook, depth + 1, may_open);
   }
 
-  // Its attributes, but not those of further objects.
+  // Its attributes, in its dictionary and in slots.
   void open_object(PyObject* object, uint32_t step, uint32_t module, Role role, int depth) {
     if (PyObject* dict = dict_of(object)) {
       PyObject *key, *value;
       Py_ssize_t position = 0;
       while (PyDict_Next(dict, &position, &key, &value) != 0) {
         if (is_plain(value)) continue;
-        open(value, add_step(step, StepKind::kAttribute, key), module, role, depth + 1, false);
+        open_part(value, add_step(step, StepKind::kAttribute, key), module, role, depth);
       }
     }
     PyObject* bases = Py_TYPE(object)->tp_mro;
@@ -492,9 +568,18 @@ class Placement {
         if (reinterpret_cast<PyDescrObject*>(member)->d_type != base || slot->type != T_OBJECT_EX) continue;
         PyObject* value = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + slot->offset);
         if (value == nullptr || is_plain(value)) continue;
-        open(value, add_step(step, StepKind::kAttribute, key), module, role, depth + 1, false);
+        open_part(value, add_step(step, StepKind::kAttribute, key), module, role, depth);
       }
     }
+  }
+
+  // An object's attribute: what a container there holds may be an object once more, as a cache's layers are.
+  void open_part(PyObject* value, uint32_t step, uint32_t module, Role role, int depth) {
+    const bool has_parts = PyList_Check(value) != 0 || PyTuple_Check(value) != 0 ||
+                           PyDict_Check(value) != 0 || is_builtin(value, "collections.deque");
+    ++levels_;
+    open(value, step, module, role, depth + 1, has_parts && levels_ < kMostLevels);
+    --levels_;
   }
 
   // Tensors that a class of modules has: all of its modules share them.
@@ -532,6 +617,7 @@ class Placement {
   }
 
   PyTypeObject* module_class_;
+  PyObject* passed_over_;
   bool gradients_;
   std::vector<Step> steps_{Step()};
   struct Hooked {
@@ -549,7 +635,10 @@ class Placement {
   PointerSet seen_;
   PointerSet counted_;
   std::optional<c10::DeviceType> accelerator_;
+  int levels_ = 0;
   size_t last_group_ = 0;
+  const void* last_allocator_ = nullptr;
+  uint8_t last_allocator_serves_ = 0;
 };
 
 void Placement::put(uint32_t number) {
@@ -566,7 +655,11 @@ void Placement::put(uint32_t number) {
   found.backend = of_type(facts.impl.backend);
   if (facts.has_storage) {
     found.label = devices_.number(facts.data.device);
-    found.allocator = of_type(allocator_device_type(facts.storage.allocator));
+    if (facts.storage.allocator != last_allocator_) {
+      last_allocator_ = facts.storage.allocator;
+      last_allocator_serves_ = of_type(allocator_device_type(last_allocator_));
+    }
+    found.allocator = last_allocator_serves_;
     // A pointer that PyTorch's own CPU allocator freed is nobody else's; a driver that is asked for one that
     // is not its own throws, which is slow.
     const bool is_cpu = facts.data.device.is_cpu();
@@ -601,7 +694,7 @@ void Placement::put(uint32_t number) {
     found.around = Devices::bit(entry.beside);
   }
   found.model = entry.module == kNoModule ? 0 : modules_[root_of(entry.module)].devices;
-  if (entry.role == Role::kState) found.key = steps_[entry.step].key;
+  found.key = entry.key;
   if (last_group_ >= groups_.size() || !(groups_[last_group_].situation == found)) {
     last_group_ = 0;
     while (last_group_ < groups_.size() && !(groups_[last_group_].situation == found)) ++last_group_;
@@ -672,22 +765,24 @@ PyObject* Placement::answer(const Group& group, size_t most) const {
 }
 
 PyObject* placement(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 3, 6,
-                      "placement(module_class, roots, optimizers, gradients=True, most=0, wanted=None)")) {
+  if (!need_arguments(count, 3, 7,
+                      "placement(module_class, roots, optimizers, gradients=True, passed_over=(), most=0, "
+                      "wanted=None)")) {
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
     const CollectionPause pause;
-    Placement found(reinterpret_cast<PyTypeObject*>(args[0]), count < 4 || args[3] == Py_True);
+    PyObject* passed_over = count > 4 && PyTuple_Check(args[4]) != 0 ? args[4] : nullptr;
+    Placement found(reinterpret_cast<PyTypeObject*>(args[0]), count < 4 || args[3] == Py_True, passed_over);
     const Owned modules(PySequence_Fast(args[1], "expected a sequence of modules"));
     if (modules == nullptr) return nullptr;
     const Owned optimizers(PySequence_Fast(args[2], "expected a sequence of optimizers"));
     if (optimizers == nullptr) return nullptr;
-    const Py_ssize_t most = count > 4 ? PyLong_AsSsize_t(args[4]) : 0;
+    const Py_ssize_t most = count > 5 ? PyLong_AsSsize_t(args[5]) : 0;
     if (most == -1 && PyErr_Occurred() != nullptr) return nullptr;
     std::vector<int64_t> wanted;
-    const bool by_number = count > 5 && args[5] != Py_None;
-    if (by_number && !read_integers(args[5], wanted)) return nullptr;
+    const bool by_number = count > 6 && args[6] != Py_None;
+    if (by_number && !read_integers(args[6], wanted)) return nullptr;
     const Py_ssize_t number_of_modules = PySequence_Fast_GET_SIZE(modules.get());
     for (Py_ssize_t i = 0; i < number_of_modules; ++i) {
       found.add_root(PySequence_Fast_GET_ITEM(modules.get(), i), i);
@@ -708,7 +803,8 @@ PyObject* placement(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyMethodDef methods[] = {
     {"placement", fast_call(placement), METH_FASTCALL,
-     "placement(module_class, roots, optimizers, gradients=True, most=0, wanted=None, /)\n--\n\nGroup some "
+     "placement(module_class, roots, optimizers, gradients=True, passed_over=(), most=0, wanted=None, "
+     "/)\n--\n\nGroup some "
      "tensors, and "
      "every "
      "one that some modules and optimizers hold, by what its device facts say; answer how many modules there "

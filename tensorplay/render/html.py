@@ -121,6 +121,8 @@ def _subject(document: Document) -> str:
         return f"who holds {', '.join(held.name for held in document.held)}"
     if document.growth is not None:
         return "memory that came and stayed"
+    if document.mismatches:
+        return "how device facts come to disagree"
     if document.placement is not None:
         return f"what lies where in {', '.join(document.placement.roots[:3])}"
     if document.graph is not None:

@@ -13,6 +13,7 @@ from tensorplay.layers import (
     Comparison,
     Document,
     Finding,
+    Mismatch,
     Severity,
     SharedMember,
     TensorRecord,
@@ -357,9 +358,11 @@ class _Writer:
 
     def device(self, record: TensorRecord) -> str:
         impl = record.impl
-        labels = {impl.device, impl.backend, record.data.device if record.data is not None else impl.device}
-        if len(labels - {None}) <= 1:
-            return impl.device or impl.backend or "no device"
+        device = impl.device or impl.backend or "no device"
+        label = record.data.device if record.data is not None else device
+        type_of = device.partition(":")[0]
+        if label == device and impl.backend in (None, type_of):
+            return device
         data = "" if record.data is None else f", DataPtr {record.data.device}"
         return f"{impl.device} (key set {impl.backend}{data})"
 
@@ -626,7 +629,7 @@ class _Writer:
             yield from () if document.growth is None else growth_summary(document.growth)
             yield from () if document.graph is None else graph_summary(document.graph)
             yield from () if document.placement is None else placement_summary(document.placement)
-            yield from (Phrase(f"{len(document.mismatches)} ways were made"),) if document.mismatches else ()
+            yield from (Phrase(_made(document.mismatches)),) if document.mismatches else ()
             yield Phrase(": ")
         else:
             yield Phrase(f"{totals(document) if document.files else ', '.join(counted)}: ")
@@ -661,6 +664,11 @@ def _has_part(document: Document) -> bool:
     """Tell whether the report is of something else than tensors, with a line of its own on the whole."""
     parts = (document.growth, document.graph, document.placement)
     return any(part is not None for part in parts) or bool(document.mismatches)
+
+
+def _made(mismatches: Sequence[Mismatch]) -> str:
+    made = sum(one.error is None for one in mismatches)
+    return f"{made} of {plural(len(mismatches), 'way')} made"
 
 
 def _counted(count: int, severity: Severity) -> str:

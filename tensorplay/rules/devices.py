@@ -212,8 +212,9 @@ class LeftBehind(DeviceRule):
 
     What is held on another device on purpose looks alike. A number without dimensions on the CPU computes with every
     device and is passed over; so are modules whose tensors an offload hook moves, results that are computed anew in
-    each forward pass (those with a grad_fn are an info), and all that is registered somewhere as well. What objects hold
-    that an object in the module holds, and what a global variable holds, is not looked at.
+    each forward pass (those with a grad_fn are an info), the states of random number generators, and all that is
+    registered somewhere as well. What global variables, data sets and loaders hold is not looked at,
+    nor what an object holds that is itself an attribute of an object.
 
     ## Example
 
@@ -264,6 +265,8 @@ class LeftBehind(DeviceRule):
         for group in strays:
             by_place: dict[str, list[Member]] = {}
             for member in placement.members([group]):
+                if _is_generator_state(member):
+                    continue
                 place = place_pattern(member.path) if group.is_registered else "modules"
                 by_place.setdefault(place, []).append(member)
             for members in by_place.values():
@@ -283,12 +286,13 @@ class LeftBehind(DeviceRule):
         alike = f"; the module's {some_of(like)} {'have' if len(like) > 1 else 'has'} their shape" if like else ""
         first = members[0].record
         also = f", and {some_of(paths[1:], 3)}" if len(paths) > 1 else ""
+        kept = f": {bytes_text(left)}" if storages else ""  # a sparse tensor has none of its own
         return self.finding(
             paths[0],
             headline=f"{what} unregistered tensors on {group.device}, its parameters and buffers are on {expected}"
             if group.is_registered
             else f"a module that is not registered is on {group.device}, the module that holds it on {expected}",
-            subject=f"{'a tensor' if first is None else describe(first)}{also}: {bytes_text(left)} left behind{alike}",
+            subject=f"{'a tensor' if first is None else describe(first)}{also}{kept} left behind{alike}",
             evidence={
                 "plain_attr_devices": [group.device] * len(members),
                 "expected": group.expected,
@@ -307,6 +311,13 @@ class LeftBehind(DeviceRule):
         )
 
 
+def _is_generator_state(member: Member) -> bool:
+    """Tell whether it is what torch.get_rng_state() answers, which has to be on the CPU."""
+    impl = None if member.record is None else member.record.impl
+    return impl is not None and (impl.dtype, impl.shape, impl.device) == ("uint8", (_RNG_STATE,), "cpu")
+
+
+_RNG_STATE = 5056
 _FIX = (
     "register it: self.register_buffer(name, tensor, persistent=False), and read lists of buffers through a property; "
     "or move it in an override of _apply()"
@@ -323,8 +334,9 @@ class OptimizerStateElsewhere(DeviceRule):
 
     ## What it checks
 
-    Each tensor in an optimizer's `state` against the device of its parameter. A number without dimensions on the CPU,
-    as `step` is, computes with every device and is normal. `wrong_device` lists the keys, parameter by parameter.
+    Each tensor in an optimizer's `state`, and among the options of a group, against the device of its parameter. A
+    number without dimensions on the CPU, as `step` is, computes with every device and is normal. `wrong_device` lists
+    the keys, parameter by parameter.
 
     ## Why it matters
 
@@ -372,7 +384,7 @@ class OptimizerStateElsewhere(DeviceRule):
         """Explain one finding for all state on one device of parameters on another."""
         by_devices: dict[tuple[str | None, tuple[str, ...]], list[Group]] = {}
         for group in placement.of("state"):
-            if group.is_elsewhere and not group.is_number:
+            if group.is_elsewhere and not group.is_number and group.kind != _FAKE:
                 by_devices.setdefault((group.device, tuple(group.around)), []).append(group)
         for (device, around), groups in by_devices.items():
             members = ((number, one) for number, group in enumerate(groups) for one in placement.members([group]))

@@ -131,7 +131,7 @@ class DevicesDisagree(Rule, DeviceRule):
     def in_placement(self, placement: Placement) -> Iterator[Finding]:
         """Explain one finding for all tensors that are beside theirs in the same way."""
         for group in placement.of("gradient", "local", "base"):
-            if not group.is_elsewhere:
+            if not group.is_elsewhere or group.kind == "fake":
                 continue
             members = placement.members([group])
             beside = " or ".join(group.around)

@@ -7,6 +7,7 @@ import collections
 import functools
 import gc
 import json
+import pickle
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.utils.data import DataLoader, TensorDataset
 
 import tensorplay as tp
 from tests.rules.test_false_alarms import MODELS
@@ -63,6 +65,10 @@ LEFT = {
     "hook of an object": (lambda m: m.register_forward_hook(Watcher().look), "table"),
     "deque": (lambda m: setattr(m, "scales", collections.deque([torch.ones(2)])), "model.scales[0]"),
     "object with slots": (lambda m: setattr(m, "helper", Slotted()), "model.helper.table"),
+    "objects in a list of an object": (
+        lambda m: setattr(m, "cache", SimpleNamespace(layers=[Helper(), Slotted()])),
+        "model.cache.layers[0].table",
+    ),
     "partial": (lambda m: setattr(m, "call", functools.partial(torch.add, torch.ones(2))), "model.call[0]"),
     "hook that is a partial": (
         lambda m: m.register_forward_pre_hook(functools.partial(lambda table, *_: None, torch.ones(2))),
@@ -106,7 +112,8 @@ def test_tp404_whatever_a_module_holds_without_registering_it_is_left_behind(way
     assert (finding.code, finding.severity) == ("TP404", "warning")
     assert name in finding.where.name
     assert finding.evidence["plain_attr_devices"] == ["cpu"] * len(finding.evidence["tensors"])
-    assert finding.evidence["left_bytes"] == (24 if way == "module in a list" else 8)
+    several = {"module in a list": 24, "objects in a list of an object": 16}
+    assert finding.evidence["left_bytes"] == several.get(way, 8)
     assert codes(tp.check({"model": model})) == ["TP404"]
     still = nn.Linear(2, 2)
     build(still)
@@ -114,6 +121,10 @@ def test_tp404_whatever_a_module_holds_without_registering_it_is_left_behind(way
 
 
 RIGHT = {
+    "a generator's state": lambda m: setattr(m, "rng", torch.get_rng_state()),
+    "a hook of state dicts": lambda m: m.register_state_dict_post_hook(hook_with(torch.ones(2))),
+    "data": lambda m: setattr(m, "data", TensorDataset(torch.ones(3))),
+    "a loader": lambda m: setattr(m, "loader", DataLoader(TensorDataset(torch.ones(3)))),
     "registered too": lambda m: (m.register_buffer("b", torch.ones(2)), setattr(m, "again", [m.b]))[0],
     "a number": lambda m: setattr(m, "scale", torch.tensor(2.0)),
     "nothing": lambda m: setattr(m, "scales", [None, 1, "a", (), {}, torch.float32]),
@@ -153,6 +164,27 @@ def test_tp404_a_tensor_that_the_class_has():
     model = nn.Sequential(Scaled(2, 2), Scaled(2, 2)).to("meta")
     (finding,) = tp.audit_device_consistency(model).findings
     assert (finding.code, finding.where.name) == ("TP404", "model.0.scale")
+
+
+def test_a_module_in_a_list_that_is_handed_in_too_is_its_own_root():
+    student, teacher = nn.Linear(2, 2).to("meta"), nn.Linear(2, 2)
+    student.teacher = [teacher]
+    assert codes(tp.audit_device_consistency([student, teacher])) == []
+    for named in ({"s": student, "t": teacher}, {"t": teacher, "s": student}):
+        assert "TP404" not in codes(tp.check(named))
+    assert "TP404" in codes(tp.check({"s": student}))
+
+
+def test_an_object_that_holds_nothing_is_left_as_it_is():
+    class Empty:
+        pass
+
+    model = nn.Linear(2, 2)
+    model.empty = Empty()
+    model.empty.number = 3
+    before = len(gc.get_referents(model.empty))
+    tp.audit_device_consistency(model)
+    assert len(gc.get_referents(model.empty)) == before
 
 
 def test_tp404_names_what_has_the_same_shape():
@@ -217,6 +249,21 @@ def test_tp406_state_that_did_not_move(amsgrad):
     for parameter, state in optimizer.state.items():
         state.update({key: value.to(parameter.device) for key, value in state.items() if key != "step"})
     assert codes(tp.audit_device_consistency(model, optimizer)) == []
+
+
+def test_tp406_looks_into_containers_and_groups():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moved_in_place(model)
+    optimizer.state[model.weight]["history"] = [torch.ones(2), {"deep": torch.ones(3)}]
+    optimizer.param_groups[0]["scale"] = torch.ones(4)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)  # a number
+    (finding,) = tp.audit_device_consistency(model, optimizer).findings
+    assert sorted(finding.evidence["tensors"]) == [
+        "optimizer.param_groups[0].scale",
+        "optimizer.state[model.weight].history[0]",
+        "optimizer.state[model.weight].history[1].deep",
+    ]
 
 
 def test_tp408_a_module_of_two_devices():
@@ -327,9 +374,22 @@ def test_a_context_keeps_what_was_wrong_before():
     model = nn.Linear(2, 2)
     model.table = torch.ones(2)
     model.to("meta")
-    with tp.audit_device_consistency(model) as audit:
-        del model.table
-    assert codes(audit) == ["TP404"]
+    audit = tp.audit_device_consistency(model)
+    for _ in range(2):
+        with audit:
+            model.table = None
+        (finding,) = audit.findings
+        assert finding.code == "TP404"
+        assert finding.headline.endswith("are on meta (so before, not after)")
+
+
+def test_an_audit_can_be_stored():
+    model = nn.Linear(2, 2)
+    model.table = torch.ones(2)
+    audit = tp.audit_device_consistency(model.to("meta"))
+    for copy in (pickle.loads(pickle.dumps(audit)), type(audit).from_json(audit.to_json())):
+        assert codes(copy) == ["TP404"]
+        assert copy.placement == audit.placement
 
 
 class Mixed(nn.Module):
@@ -351,10 +411,38 @@ def test_an_error_of_devices_gets_told_where_it_came_from():
     assert "raised in model.1 (Mixed), " in text
     assert "y float32[1, 2] on meta" in text
     assert "TP404 model.1.table[0]" in text
+    model[0].table = torch.ones(2)  # nothing to do with the error
+    with pytest.raises(RuntimeError) as other, tp.audit_device_consistency(model):
+        model(torch.ones(1, 2, device="meta"))
+    assert "TP404 model.1.table[0]" in str(other.value)
+    assert "model.0" not in str(other.value)
+    assert "the audit has 1 more finding, of other modules" in str(other.value)
     with pytest.raises(RuntimeError, match=r"^mine$"), tp.audit_device_consistency(model):
         raise RuntimeError("mine")
     with pytest.raises(KeyError), tp.audit_device_consistency(model):
         raise KeyError(3)
+
+
+def test_an_error_behind_another_is_told_too():
+    class Odd(Mixed):
+        def forward(this, x: torch.Tensor) -> torch.Tensor:
+            y = this.inner(x)
+            return y + this.table[0]
+
+    model = nn.Sequential(Odd()).to("meta")
+
+    def step() -> None:
+        try:
+            model(torch.ones(1, 2, device="meta"))
+        except RuntimeError as error:
+            raise ValueError("step 3 failed") from error
+
+    with pytest.raises(ValueError, match=r"^step 3 failed$") as raised, tp.audit_device_consistency(model):
+        step()
+    cause = str(raised.value.__cause__)
+    assert "raised in model.0 (Odd)" in cause or "Odd), " in cause
+    assert "test_devices.py" in cause
+    assert "TP404 model.0.table[0]" in cause
 
 
 def test_a_decorator_looks_around_each_call():
@@ -394,6 +482,29 @@ def test_what_is_no_module_is_refused(bad):
         tp.audit_device_consistency(bad)
     with pytest.raises(TypeError, match="takes an Optimizer"):
         tp.audit_device_consistency(nn.Linear(2, 2), 3)
+
+
+def test_ways_that_are_not_known_are_refused_and_those_that_fail_are_said_to():
+    for bad in ("keys", 3, ["nonsense"], [3]):
+        with pytest.raises(ValueError, match=r"(takes a list of names|there is no way 'nonsense')"):
+            tp.reproduce_device_mismatch(bad)  # type: ignore[arg-type]
+    report = tp.reproduce_device_mismatch(["wrapper"], setup="import there_is_no_such_module")
+    (way,) = report.mismatches
+    assert way.error == "raised ModuleNotFoundError: No module named 'there_is_no_such_module'"
+    assert "0 of 1 way made" in str(report)
+    assert "Tensor._set_device does not exist" in str(report)
+
+
+@pytest.mark.long
+def test_ways_that_need_no_accelerator_are_made_without_one():
+    shown = {one.name: one for one in tp.reproduce_device_mismatch().mismatches}
+    if torch.accelerator.is_available():
+        pytest.skip("accelerator: here the others are made too")
+    assert {name for name, one in shown.items() if one.error} == {"gradient", "view"}
+    assert set(shown["local"].codes) == set(shown["keys"].codes) == {"TP101"}
+    assert set(shown["state"].codes) == {"TP406"}
+    assert set(shown["dlpack"].codes) == {"TP104", "TP110"}
+    assert shown["fake"].codes == shown["wrapper"].codes == shown["storage"].codes == ()
 
 
 # -- the observer -------------------------------------------------------------------------------------------------
