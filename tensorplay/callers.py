@@ -19,7 +19,7 @@ import msgspec
 
 from tensorplay.layers import Where
 
-__all__ = ["Caller", "shorten"]
+__all__ = ["Caller", "shorten", "stack_of"]
 
 _LONGEST_NAME = 48
 # Written out in the call: their text would only make every path longer.
@@ -35,6 +35,8 @@ _NAMELESS = (
     ast.SetComp,
     ast.GeneratorExp,
 )
+_MOST_CALLS = 20
+_OWN = str(Path(__file__).parent) + os.sep
 _ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_storage_device", "check", "compare",
            "verify_data_ptr_consistency", "is_safe_view", "recommend_fix", "show_view_chain",
            "list_shared_storages", "who_holds", "leak_check", "check_graph", "saved_for_backward",
@@ -185,6 +187,17 @@ def _mentions_of_ours(lines: tuple[str, ...]) -> list[ast.expr]:
 def _is_ours(node: ast.expr) -> bool:
     """Tell whether an expression names one of our functions; a name it was imported under goes unseen."""
     return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)) in _ASKING
+
+
+def stack_of(frame: types.FrameType | None) -> tuple[str, ...]:
+    """Name the calls on the way to a frame, the innermost first, without those of this package. Reads no locals."""
+    found: list[str] = []
+    while frame is not None and len(found) < _MOST_CALLS:
+        code = frame.f_code
+        if not code.co_filename.startswith((_OWN, "<string>", "<frozen")):
+            found.append(f"{shorten(code.co_filename)}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back
+    return tuple(found)
 
 
 def shorten(file: str) -> str:

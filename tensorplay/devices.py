@@ -16,7 +16,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
-from tensorplay.callers import Caller, shorten
+from tensorplay.callers import Caller, shorten, stack_of
 from tensorplay.classes import class_name, derives
 from tensorplay.decorating import decorated
 from tensorplay.inspection import named_objects, outside_compiled_code
@@ -56,22 +56,30 @@ class DeviceAudit(Report):
 
     __slots__ = ("_audits", "_optimizers", "_roots", "before")
 
-    def __init__(self, roots: list[tuple[str, Any]], optimizers: list[tuple[str, Any]], caller: Caller) -> None:
+    def __init__(
+        self,
+        roots: list[tuple[str, Any]],
+        optimizers: list[tuple[str, Any]],
+        caller: Caller,
+        stack: tuple[str, ...] = (),
+    ) -> None:
         # A report keeps nothing alive.
         self._roots = [(name, weakref.ref(root)) for name, root in roots]
         self._optimizers = [(name, weakref.ref(one)) for name, one in optimizers]
         self._audits = caller
         self.before: Report | None = None
         """As a context: what was so at its beginning, once it has ended."""
-        self._look(())
+        self._look((), stack)
 
-    def _look(self, before: tuple[Finding, ...]) -> None:
+    def _look(self, before: tuple[Finding, ...], stack: tuple[str, ...] = ()) -> None:
         placement = Placement(_alive(self._roots), _alive(self._optimizers))
         found = [*_facts(placement), *(finding for rule in device_rules() for finding in rule.in_placement(placement))]
         known = {_cause(finding) for finding in found}
         found += [_healed(finding) for finding in before if _cause(finding) not in known]
         selection = select_findings(found, caller=self._audits, config=lenient_config(self._audits))
-        super().__init__([], selection.findings, placement=placement.summary(), focus="placement", **selection.fields())
+        super().__init__(
+            [], selection.findings, placement=placement.summary(stack), focus="placement", **selection.fields()
+        )
 
     @property
     def placement(self) -> PlacementSummary:
@@ -88,7 +96,7 @@ class DeviceAudit(Report):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.before = Report([], self.findings, placement=self.placement, focus="placement")
-        self._look(self.findings)
+        self._look(self.findings, stack_of(sys._getframe(1)))
         cause = None if error is None else _of_devices(error)
         if cause is not None:
             told = list(self._explanation(cause))
@@ -118,7 +126,7 @@ class DeviceAudit(Report):
         return decorated(function, self._again, "audit_device_consistency")
 
     def _again(self) -> DeviceAudit:
-        self._look(self.findings)
+        self._look(self.findings, stack_of(sys._getframe(1)))
         return self
 
     @classmethod
@@ -163,7 +171,7 @@ def audit_device_consistency(model: object, optimizer: object = None) -> DeviceA
     caller = Caller.at(sys._getframe(1))
     roots = _named(model, nn.Module, "module", caller, 0)
     optimizers = [] if optimizer is None else _named(optimizer, torch.optim.Optimizer, "optimizer", caller, 1)
-    return DeviceAudit(roots, optimizers, caller)
+    return DeviceAudit(roots, optimizers, caller, stack_of(sys._getframe(1)))
 
 
 def _alive(named: list[tuple[str, weakref.ref[Any]]]) -> list[tuple[str, Any]]:

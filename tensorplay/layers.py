@@ -881,6 +881,8 @@ class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     roots: tuple[str, ...]
     """What was handed in."""
+    stack: tuple[str, ...]
+    """Where it was asked: file, line and function of each call on the way, the innermost first."""
     modules: int
     """How many modules there are."""
     rows: tuple[Lying, ...]

@@ -145,8 +145,8 @@ class Placement:
         stack = _python_dispatch._get_current_dispatch_mode_stack()
         return any(any(mode is active for active in stack) for mode in modes)
 
-    def summary(self) -> PlacementSummary:
-        """Answer it as plain data: how many tensors of each role are on each device."""
+    def summary(self, stack: tuple[str, ...] = ()) -> PlacementSummary:
+        """Answer it as plain data: how many tensors of each role are on each device, and where that was asked."""
         rows: dict[tuple[str, str], tuple[int, int]] = {}
         for group in self.groups:
             where = (group.role, group.device or "no device")
@@ -154,6 +154,7 @@ class Placement:
             rows[where] = (count + group.tensors, nbytes + group.nbytes)
         return PlacementSummary(
             roots=tuple(self._names),
+            stack=stack,
             modules=self.modules,
             rows=tuple(
                 Lying(role=role, device=device, tensors=count, nbytes=nbytes)

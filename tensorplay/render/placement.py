@@ -11,6 +11,7 @@ from tensorplay.words import bytes_text, plural
 __all__ = ["mismatches", "placement", "placement_summary"]
 
 _NUMBERS = frozenset({"tensors", "bytes"})
+_MOST_CALLS = 4
 _WORDS = {
     "attribute": "tensors that are not registered",
     "hook": "tensors that hooks hold",
@@ -31,6 +32,8 @@ def placement(found: PlacementSummary) -> Iterator[Table | Phrase]:
         yield Table(
             ("what", "device", "tensors", "bytes"), rows, numbers=frozenset({"tensors", "bytes"}), first_width=24
         )
+    if len(found.stack) > 1:
+        yield Phrase(f"asked in {' ← '.join(found.stack[:_MOST_CALLS])}", "dim")
     if found.offloaded:
         yield Phrase(f"{plural(found.offloaded, 'tensor')} of modules with an offload hook: moved as needed", "dim")
 

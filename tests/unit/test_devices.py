@@ -370,6 +370,25 @@ def test_a_context_tells_what_the_code_within_brought_about():
     assert codes(audit.before) == []
 
 
+def test_the_calls_that_lead_there_are_told():
+    def train() -> Any:
+        return step()
+
+    def step() -> Any:
+        with tp.audit_device_consistency(nn.Linear(2, 2)) as audit:
+            pass
+        return audit
+
+    stack = train().placement.stack
+    assert [call.rpartition(" in ")[2] for call in stack[:3]] == [
+        "step",
+        "train",
+        "test_the_calls_that_lead_there_are_told",
+    ]
+    assert stack[0].startswith("tests/unit/test_devices.py:")
+    assert "asked in tests/unit/test_devices.py:" in str(train())
+
+
 def test_a_context_keeps_what_was_wrong_before():
     model = nn.Linear(2, 2)
     model.table = torch.ones(2)
