@@ -35,6 +35,15 @@ struct Release {
 // One reference, given back when it goes.
 using Owned = std::unique_ptr<PyObject, Release>;
 
+// Whether objects of a type have a dictionary of their own, without asking a `__dict__` that the class
+// defines.
+inline bool has_instance_dict(const PyTypeObject* type) {
+#ifdef Py_TPFLAGS_MANAGED_DICT
+  if ((type->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0) return true;
+#endif
+  return type->tp_dictoffset != 0;
+}
+
 // Adds every container object that the collector knows and whose type is wanted, frozen ones first, then from
 // old to young; an object that is being destroyed is left out. `wanted` is asked once for a type and must not
 // run Python. False with an exception set where the collector's lists are not found.

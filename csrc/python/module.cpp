@@ -13,6 +13,7 @@
 #include "graph.h"
 #include "heap.h"
 #include "holders.h"
+#include "interpreter.h"
 #include "overlap.h"
 #include "placement.h"
 #include "record.h"
@@ -62,12 +63,7 @@ PyObject* grad_object(PyObject*, PyObject* object) {
 
 // What vars() answers, without asking a `__dict__` that the class defines.
 PyObject* instance_dict(PyObject*, PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  bool has_one = type->tp_dictoffset != 0;
-#ifdef Py_TPFLAGS_MANAGED_DICT
-  has_one = has_one || (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0;
-#endif
-  return has_one ? PyObject_GenericGetDict(object, nullptr) : none();
+  return has_instance_dict(Py_TYPE(object)) ? PyObject_GenericGetDict(object, nullptr) : none();
 }
 
 PyObject* learn_storage_slice(PyObject*, PyObject* object) {

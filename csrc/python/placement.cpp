@@ -166,13 +166,6 @@ bool is_hook_name(PyObject* key) {
   return name.ends_with("_hooks") || name.ends_with("_hooks_with_kwargs");
 }
 
-bool has_dict(PyTypeObject* type) {
-#ifdef Py_TPFLAGS_MANAGED_DICT
-  if ((type->tp_flags & Py_TPFLAGS_MANAGED_DICT) != 0) return true;
-#endif
-  return type->tp_dictoffset != 0;
-}
-
 // What runs when a state dict is made or loaded computes with nothing of the model's.
 bool is_state_dict_name(PyObject* key) {
   return is_hook_name(key) &&
@@ -181,7 +174,7 @@ bool is_state_dict_name(PyObject* key) {
 
 // The own dictionary, borrowed from the object, or null.
 PyObject* dict_of(PyObject* object) {
-  PyObject* dict = has_dict(Py_TYPE(object)) ? PyObject_GenericGetDict(object, nullptr) : nullptr;
+  PyObject* dict = has_instance_dict(Py_TYPE(object)) ? PyObject_GenericGetDict(object, nullptr) : nullptr;
   if (dict == nullptr) {
     PyErr_Clear();
     return nullptr;
