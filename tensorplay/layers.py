@@ -889,6 +889,8 @@ class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How many tensors of each role are on each device."""
     asked: int
     """Tensors of which a driver was asked whose memory it is."""
+    answering: int
+    """Tensors whose class answers ``.device`` in Python, and may say something else: it was not asked."""
     offloaded: int
     """Tensors of modules that a hook moves from device to device as it needs them: nothing is said of where they
     are."""

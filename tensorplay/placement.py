@@ -58,6 +58,8 @@ class Group(NamedTuple):
     """Whether a hook moves the module's tensors about."""
     is_registered: bool
     """Whether the module is: one in a plain list is not."""
+    answers_device: bool
+    """Whether the class answers ``.device`` in Python: it is not asked."""
     key: Any
     """Of an optimizer's state."""
     around: list[str]
@@ -161,6 +163,7 @@ class Placement:
                 for (role, device), (count, nbytes) in rows.items()
             ),
             asked=sum(group.tensors for group in self.groups if group.was_asked),
+            answering=sum(group.tensors for group in self.groups if group.answers_device),
             offloaded=sum(group.tensors for group in self.groups if group.has_offload_hook),
         )
 

@@ -97,7 +97,8 @@ struct Situation {
   bool is_computed = false;
   bool has_offload_hook = false;
   bool is_registered = true;
-  std::array<uint8_t, 3> unused{};
+  bool answers_device = false;  // its class has a `device` of its own, in Python
+  std::array<uint8_t, 2> unused{};
   PyObject* key = nullptr;  // of an optimizer's state
   uint64_t around = 0;      // bits: the devices that it is to be compared with
   uint64_t model = 0;       // bits: the devices of everything registered
@@ -137,6 +138,7 @@ struct Names {
   PyObject* buffers;
   PyObject* modules;
   PyObject* local;
+  PyObject* device;
   PyObject* state;
   PyObject* groups;
   PyObject* parameters_of_group;
@@ -149,6 +151,7 @@ const Names& names() {
       PyUnicode_InternFromString("_buffers"),
       PyUnicode_InternFromString("_modules"),
       PyUnicode_InternFromString("_local_tensor"),
+      PyUnicode_InternFromString("device"),
       PyUnicode_InternFromString("state"),
       PyUnicode_InternFromString("param_groups"),
       PyUnicode_InternFromString("params"),
@@ -597,6 +600,23 @@ class Placement {
     return compat::own_geometry(impl).size() == 0 && device && device->is_cpu();
   }
 
+  // Whether `.device` of a tensor is answered by a subclass, and not by what TensorImpl says.
+  bool answers_device(PyObject* object) {
+    PyTypeObject* type = object == nullptr ? nullptr : Py_TYPE(object);
+    if (type == nullptr || type == last_type_) return type != nullptr && last_type_answers_;
+    last_type_ = type;
+    last_type_answers_ = false;
+    for (Py_ssize_t i = 0; type->tp_mro != nullptr && i < PyTuple_GET_SIZE(type->tp_mro); ++i) {
+      auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i));
+      if (base == reinterpret_cast<PyTypeObject*>(THPVariableClass)) break;
+      if (base->tp_dict != nullptr && item_of(base->tp_dict, names().device) != nullptr) {
+        last_type_answers_ = true;
+        break;
+      }
+    }
+    return last_type_answers_;
+  }
+
   void put(uint32_t number);
   uint32_t root_of(uint32_t module) const {
     while (modules_[module].parent != kNoModule) module = modules_[module].parent;
@@ -628,6 +648,8 @@ class Placement {
   PointerSet seen_;
   PointerSet counted_;
   std::optional<c10::DeviceType> accelerator_;
+  PyTypeObject* last_type_ = nullptr;
+  bool last_type_answers_ = false;
   int levels_ = 0;
   size_t last_group_ = 0;
   const void* last_allocator_ = nullptr;
@@ -688,6 +710,7 @@ void Placement::put(uint32_t number) {
   }
   found.model = entry.module == kNoModule ? 0 : modules_[root_of(entry.module)].devices;
   found.key = entry.key;
+  found.answers_device = answers_device(entry.object);
   if (last_group_ >= groups_.size() || !(groups_[last_group_].situation == found)) {
     last_group_ = 0;
     while (last_group_ < groups_.size() && !(groups_[last_group_].situation == found)) ++last_group_;
@@ -748,13 +771,13 @@ PyObject* Placement::answer(const Group& group, size_t most) const {
                                      object));
     if (member == nullptr || PyList_Append(members, member.get()) != 0) Py_CLEAR(members);
   }
-  return Py_BuildValue("(sNNNNNsNNNNNNONNnKN)", kRoles[static_cast<size_t>(at.role)], device(at.device),
-                       device(at.label), device(at.backend), device(at.allocator), device(at.owner),
-                       driver_name(at.driver), boolean(at.was_asked), text(kind_name(at.kind)),
-                       boolean(at.is_number), boolean(at.is_computed), boolean(at.has_offload_hook),
-                       boolean(at.is_registered), at.key == nullptr ? Py_None : at.key, devices(at.around),
-                       devices(at.model), static_cast<Py_ssize_t>(group.entries.size()),
-                       static_cast<unsigned long long>(group.nbytes), members);
+  return Py_BuildValue(
+      "(sNNNNNsNNNNNNNONNnKN)", kRoles[static_cast<size_t>(at.role)], device(at.device), device(at.label),
+      device(at.backend), device(at.allocator), device(at.owner), driver_name(at.driver),
+      boolean(at.was_asked), text(kind_name(at.kind)), boolean(at.is_number), boolean(at.is_computed),
+      boolean(at.has_offload_hook), boolean(at.is_registered), boolean(at.answers_device),
+      at.key == nullptr ? Py_None : at.key, devices(at.around), devices(at.model),
+      static_cast<Py_ssize_t>(group.entries.size()), static_cast<unsigned long long>(group.nbytes), members);
 }
 
 PyObject* placement(PyObject*, PyObject* const* args, Py_ssize_t count) {

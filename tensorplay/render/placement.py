@@ -34,6 +34,8 @@ def placement(found: PlacementSummary) -> Iterator[Table | Phrase]:
         )
     if len(found.stack) > 1:
         yield Phrase(f"asked in {' ← '.join(found.stack[:_MOST_CALLS])}", "dim")
+    if found.answering:
+        yield Phrase(f"{plural(found.answering, 'tensor')} of classes that answer .device in Python: not asked", "dim")
     if found.offloaded:
         yield Phrase(f"{plural(found.offloaded, 'tensor')} of modules with an offload hook: moved as needed", "dim")
 

@@ -300,7 +300,9 @@ def test_tp111_needs_real_tensors_beside_and_a_mode_that_has_ended():
 
 def test_tp101_a_body_beside_its_local_tensor():
     class Sharded(torch.Tensor):
-        pass
+        @property
+        def device(self) -> torch.device:  # type: ignore[override]
+            raise AssertionError("the audit asked")
 
     def build(device: str) -> nn.Module:
         body = torch.Tensor._make_subclass(Sharded, torch.ones(4, device=device))
@@ -311,7 +313,11 @@ def test_tp101_a_body_beside_its_local_tensor():
             module.weight._local_tensor = body._local_tensor
         return module
 
-    (finding,) = tp.audit_device_consistency(build("meta")).findings
+    audit = tp.audit_device_consistency(build("meta"))
+    assert audit.placement.answering == 1
+    assert "1 tensor of classes that answer .device in Python: not asked" in str(audit)
+    assert tp.audit_device_consistency(nn.Linear(2, 2)).placement.answering == 0
+    (finding,) = audit.findings
     assert (finding.code, finding.evidence["role"], finding.evidence["tensor_device"]) == ("TP101", "local", "meta")
     assert codes(tp.audit_device_consistency(build("cpu"))) == []
 
