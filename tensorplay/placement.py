@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from tensorplay.layers import Lying, PlacementSummary, TensorRecord
 from tensorplay.reports import Read
 from tensorplay.walk import attribute_text, key_text
+from tensorplay.words import same_device
 
-__all__ = ["Group", "Member", "Placement", "device_type", "same_device"]
+__all__ = ["Group", "Member", "Placement"]
 
 _OF_OPTIMIZER = re.compile(r"\.(state|param_groups)\[")
 _MOST_MEMBERS = 1000
@@ -51,7 +52,7 @@ class Group(NamedTuple):
     kind: str
     """The tensors' kind."""
     is_number: bool
-    """Whether they have no dimension and are on the CPU: that computes with every device."""
+    """Whether they are on the CPU and have no dimension, which computes with every device, or no element."""
     is_computed: bool
     """Whether they have a grad_fn."""
     has_offload_hook: bool
@@ -239,13 +240,3 @@ class Placement:
                     other = C.read(tensor).impl
                     if (other.shape, other.dtype) == (record.impl.shape, record.impl.dtype):
                         yield name
-
-
-def device_type(device: str) -> str:
-    """Answer a device without its number."""
-    return device.partition(":")[0]
-
-
-def same_device(one: str, other: str) -> bool:
-    """Tell whether two names are of one device; one without a number may be any of its type."""
-    return one == other or (device_type(one) == device_type(other) and (":" not in one or ":" not in other))

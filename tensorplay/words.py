@@ -10,11 +10,13 @@ __all__ = [
     "UNSEEN",
     "bytes_text",
     "describe",
+    "device_type",
     "is_state_name",
     "listed",
     "needs_ascii",
     "place_pattern",
     "plural",
+    "same_device",
     "shape_text",
     "some_of",
     "visible",
@@ -77,6 +79,16 @@ def some_of(names: Sequence[str], most: int = 4) -> str:
     """Answer the first few names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def device_type(device: str) -> str:
+    """Answer a device without its number."""
+    return device.partition(":")[0]
+
+
+def same_device(one: str, other: str) -> bool:
+    """Tell whether two names are of one device; one without a number may be any of its type."""
+    return one == other or (device_type(one) == device_type(other) and (":" not in one or ":" not in other))
 
 
 def shape_text(shape: tuple[int | str, ...] | None) -> str:

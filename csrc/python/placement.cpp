@@ -93,7 +93,7 @@ struct Situation {
   Kind kind = Kind::kUndefined;
   Driver driver = Driver::kUnknown;
   bool was_asked = false;
-  bool is_number = false;  // on the CPU, without a dimension: it computes with any device
+  bool is_number = false;  // on the CPU, without a dimension or an element: it computes with any device
   bool is_computed = false;
   bool has_offload_hook = false;
   bool is_registered = true;
@@ -597,7 +597,8 @@ class Placement {
 
   static bool is_number(const c10::TensorImpl& impl) {
     const std::optional<c10::Device> device = device_of(impl);
-    return compat::own_geometry(impl).size() == 0 && device && device->is_cpu();
+    return device && device->is_cpu() &&
+           (compat::own_geometry(impl).size() == 0 || compat::own_numel(impl) == 0);
   }
 
   // Whether `.device` of a tensor is answered by a subclass, and not by what TensorImpl says.

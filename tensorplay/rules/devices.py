@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tensorplay.layers import Finding
-from tensorplay.placement import Group, Member, Placement, device_type, same_device
 from tensorplay.rules.registry import DeviceRule
-from tensorplay.words import bytes_text, describe, listed, place_pattern, plural, some_of
+from tensorplay.words import bytes_text, describe, device_type, listed, place_pattern, plural, same_device, some_of
+
+if TYPE_CHECKING:  # a rule explains itself also where the extension does not load
+    from tensorplay.placement import Group, Member, Placement
 
 __all__ = [
     "FakeAmongReal",
@@ -210,11 +213,12 @@ class LeftBehind(DeviceRule):
 
     ## Known limits
 
-    What is held on another device on purpose looks alike. A number without dimensions on the CPU computes with every
-    device and is passed over; so are modules whose tensors an offload hook moves, results that are computed anew in
-    each forward pass (those with a grad_fn are an info), the states of random number generators, and all that is
-    registered somewhere as well. What global variables, data sets and loaders hold is not looked at,
-    nor what an object holds that is itself an attribute of an object.
+    What is held on another device on purpose looks alike, and so does a result that was kept without its graph. A
+    number without dimensions on the CPU computes with every device and is passed over; so are tensors without elements,
+    modules whose tensors an offload hook moves, results that are computed anew in each forward pass (those with a
+    grad_fn are an info), the states of random number generators, and all that is registered somewhere as well. What
+    global variables, data sets and loaders hold is not looked at, nor what an object holds that is itself an attribute
+    of an object.
 
     ## Example
 

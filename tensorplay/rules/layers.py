@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorplay.layers import Finding, TensorRecord
-from tensorplay.placement import Placement, device_type, same_device
 from tensorplay.rules.registry import DeviceRule, Rule
-from tensorplay.words import bytes_text, describe, plural
+from tensorplay.words import bytes_text, describe, device_type, plural, same_device
+
+if TYPE_CHECKING:  # a rule explains itself also where the extension does not load
+    from tensorplay.placement import Placement
 
 __all__ = ["DevicesDisagree", "NullPointerWithBytes", "ReachesPastStorage"]
 

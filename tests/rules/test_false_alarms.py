@@ -262,7 +262,10 @@ def test_healthy_model_is_silent_in_every_state(name, thresholds):
         optimizer.step()
         optimizer.zero_grad()
     if name != "old weight norm":  # its weight is a tensor with a graph, which deepcopy refuses
-        found += alarms({**objs, "copy": copy.deepcopy(model), "meta": copy.deepcopy(model).to("meta")})
+        moved = copy.deepcopy(model)
+        if isinstance(moved, ChunkedAttention):
+            del moved.last  # what forward kept stays behind when the model moves: TP404 says so
+        found += alarms({**objs, "copy": copy.deepcopy(model), "meta": moved.to("meta")})
         found += alarms({"half": copy.deepcopy(model).half(), "empty": copy.deepcopy(model).to_empty(device="cpu")})
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
