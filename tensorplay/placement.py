@@ -120,6 +120,7 @@ class Placement:
         self._roots = [root for _, root in roots]
         self._optimizers = [optimizer for _, optimizer in optimizers]
         self._gradients = gradients
+        self._numbers: dict[int, int] = {}
         self.modules, groups = C.placement(nn.Module, self._roots, self._optimizers, gradients, _DATA)
         self.groups = [Group._make((*group[:-1], number)) for number, group in enumerate(groups)]
 
@@ -127,15 +128,20 @@ class Placement:
         """Answer the groups of some roles."""
         return (group for group in self.groups if group.role in roles)
 
-    def members(self, groups: Iterable[Group]) -> list[Member]:
-        """Answer the tensors of some groups, the first thousand of each."""
-        found = []
-        for path, module, tensor, _ in self._members(groups, _MOST_MEMBERS):
+    def by_group(self, groups: Iterable[Group]) -> Iterator[tuple[Group, list[Member]]]:
+        """Answer the tensors of some groups, the first thousand of each: one walk for all of them."""
+        wanted = list(groups)
+        found: list[list[Member]] = [[] for _ in self.groups]
+        for path, module, tensor, number in self._members(wanted, _MOST_MEMBERS):
             read = None if tensor is None else Read(self._text(path), C.read(tensor, 3)).model()
             holder = None if module is None else self._text(module)
             like = () if read is None or module is None else tuple(self._alike(module, read))
-            found.append(Member(self._text(path), holder, read, like, self._number(path)))
-        return found
+            found[number].append(Member(self._text(path), holder, read, like, self._number(path)))
+        return ((group, found[group.number]) for group in wanted if found[group.number])
+
+    def members(self, groups: Iterable[Group]) -> list[Member]:
+        """Answer the same without their groups."""
+        return [member for _, members in self.by_group(groups) for member in members]
 
     def fake_modes(self, groups: Iterable[Group]) -> list[Any]:
         """Answer the modes that the fake tensors of some groups were made in."""
@@ -179,6 +185,8 @@ class Placement:
     def _members(self, groups: Iterable[Group], most: int) -> Iterator[Any]:
         """Walk again, now for the paths of some groups: (path, module's path, tensor, number of the group)."""
         numbers = [group.number for group in groups]
+        if not numbers:
+            return
         answers = C.placement(nn.Module, self._roots, self._optimizers, self._gradients, _DATA, most, numbers)[1]
         for number in numbers:
             # Another thread may have changed a module meanwhile.
@@ -214,10 +222,6 @@ class Placement:
         """Paths of parameters, by the identity of their objects."""
         members = self._members(self.of("parameter", "attribute", "tensor"), _MOST_PARAMETERS)
         return {id(tensor): self._text(path) for path, _, tensor, _ in members if tensor is not None}
-
-    @functools.cached_property
-    def _numbers(self) -> dict[int, int]:
-        return {}
 
     def _number(self, path: Sequence[tuple[str, Any, int]]) -> int:
         owners = [id(key) for kind, key, _ in path if kind == "key" and C.is_tensor(key)]

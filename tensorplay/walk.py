@@ -124,7 +124,7 @@ def find_tensors(
     places: list[Place] = []
     arrays: list[Place] = []
     unread: list[Unread] = []
-    tops: list[tuple[str, object]] = []
+    tops: dict[int, tuple[str, object]] = {}
     errors: list[tuple[str, BaseException]] = []
     known: dict[int, Place] = {}
     # Of each module, its paths, and whether one leads there through plain objects.
@@ -138,7 +138,7 @@ def find_tensors(
     def answer(cut: bool) -> Found:
         numbers = {path: number for number, paths in enumerate(modules.values()) for path, _ in paths}
         repeated = [names for paths in modules.values() if not cut and len(names := _module_names(paths)) > 1]
-        return Found(places, arrays, unread, cut, repeated, numbers, tops, errors)
+        return Found(places, arrays, unread, cut, repeated, numbers, list(tops.values()), errors)
 
     while stack:
         outer, children, may_open, in_module = stack[-1]
@@ -180,8 +180,8 @@ def find_tensors(
                 arrays.append(known.setdefault(id(obj), Place(path, obj)))
             continue
         # Also one that was met before, in a list that another module has.
-        if not in_module and (plan.module or plan.read is _of_optimizer) and all(obj is not top for _, top in tops):
-            tops.append((path, obj))
+        if not in_module and (plan.module or plan.read is _of_optimizer):
+            tops.setdefault(id(obj), (path, obj))
         if plan.leaf or (id(obj) in opened and (opened[id(obj)][1] or not may_open)):
             continue
         if plan.sealed is not None:

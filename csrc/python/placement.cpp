@@ -72,9 +72,8 @@ struct Module {
 };
 
 struct Entry {
-  const at::Tensor* tensor = nullptr;  // borrowed; null for a gradient or a base without a Python object
   const c10::TensorImpl* impl = nullptr;
-  PyObject* object = nullptr;
+  PyObject* object = nullptr;  // borrowed; null for a gradient or a base without a Python object
   uint32_t step = 0;
   uint32_t module = kNoModule;
   Role role = Role::kParameter;
@@ -237,8 +236,7 @@ class Placement {
     const at::Tensor* tensor = unpack_tensor(value);
     if (tensor != nullptr && tensor->defined()) {
       seen_.insert(value);
-      entries_.push_back(
-          {tensor, tensor->unsafeGetTensorImpl(), value, step, kNoModule, Role::kState, beside, name});
+      entries_.push_back({tensor->unsafeGetTensorImpl(), value, step, kNoModule, Role::kState, beside, name});
     } else if (depth < kDeepest && (PyList_Check(value) != 0 || PyTuple_Check(value) != 0)) {
       for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
         PyObject* item = PySequence_Fast_GET_ITEM(value, i);
@@ -375,7 +373,7 @@ class Placement {
   // The tensor, and those that only it leads to.
   void add_tensor(const at::Tensor& tensor, PyObject* object, uint32_t step, uint32_t module, Role role) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    entries_.push_back({&tensor, &impl, object, step, module, role, 0});
+    entries_.push_back({&impl, object, step, module, role, 0});
     const uint8_t device = devices_.number(device_of(impl));
     if (const at::TensorBase* gradient = gradients_ ? grad_of(impl) : nullptr;
         gradient != nullptr && gradient->defined()) {
@@ -396,15 +394,14 @@ class Placement {
       const at::Tensor* inner = unpack_tensor(value);
       if (inner == nullptr || !inner->defined() || !seen_.insert(value)) continue;
       const bool is_local = PyUnicode_Check(key) != 0 && PyUnicode_Compare(key, names().local) == 0;
-      entries_.push_back({inner, inner->unsafeGetTensorImpl(), value,
-                          add_step(step, StepKind::kAttribute, key), module,
-                          is_local ? Role::kLocal : Role::kOwnAttribute, device});
+      entries_.push_back({inner->unsafeGetTensorImpl(), value, add_step(step, StepKind::kAttribute, key),
+                          module, is_local ? Role::kLocal : Role::kOwnAttribute, device});
     }
   }
 
   void add_beside(const at::TensorBase& tensor, uint32_t step, uint32_t module, Role role, uint8_t device) {
     if (PyObject* object = python_object(tensor)) seen_.insert(object);
-    entries_.push_back({nullptr, tensor.unsafeGetTensorImpl(), python_object(tensor),
+    entries_.push_back({tensor.unsafeGetTensorImpl(), python_object(tensor),
                         add_step(step, StepKind::kRole, nullptr, static_cast<Py_ssize_t>(role)), module, role,
                         device});
   }
@@ -700,14 +697,12 @@ void Placement::put(uint32_t number) {
     found.has_offload_hook = module.has_offload_hook;
     found.is_registered = module.is_registered;
   }
-  if (entry.role == Role::kTensor) {
-    found.around = 0;
-  } else if (entry.role == Role::kParameter || entry.role == Role::kBuffer) {
+  if (entry.role == Role::kParameter || entry.role == Role::kBuffer) {
     found.around = modules_[entry.module].own_devices;
   } else if (entry.role == Role::kAttribute || entry.role == Role::kHook) {
     found.around = devices_around(entry.module);
   } else {
-    found.around = Devices::bit(entry.beside);
+    found.around = Devices::bit(entry.beside);  // none for what was handed in
   }
   found.model = entry.module == kNoModule ? 0 : modules_[root_of(entry.module)].devices;
   found.key = entry.key;

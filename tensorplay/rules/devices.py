@@ -77,10 +77,7 @@ class MemoryOfAnotherDevice(DeviceRule):
 
     def in_placement(self, placement: Placement) -> Iterator[Finding]:
         """Explain one finding for all tensors of which the driver says the same."""
-        for group in placement.groups:
-            if not _is_denied(group):
-                continue
-            members = placement.members([group])
+        for group, members in placement.by_group(filter(_is_denied, placement.groups)):
             first = members[0]
             data = None if first.record is None else first.record.data
             mapping = None if data is None else placement.mapping_of(data.pointer)
@@ -266,9 +263,9 @@ class LeftBehind(DeviceRule):
             for group in placement.of("attribute", "hook", "own attribute")
             if group.is_elsewhere and not (group.is_number or group.has_offload_hook or group.kind == _FAKE)
         ]
-        for group in strays:
+        for group, found in placement.by_group(strays):
             by_place: dict[str, list[Member]] = {}
-            for member in placement.members([group]):
+            for member in found:
                 if _is_generator_state(member):
                     continue
                 place = place_pattern(member.path) if group.is_registered else "modules"
@@ -391,22 +388,22 @@ class OptimizerStateElsewhere(DeviceRule):
             if group.is_elsewhere and not group.is_number and group.kind != _FAKE:
                 by_devices.setdefault((group.device, tuple(group.around)), []).append(group)
         for (device, around), groups in by_devices.items():
-            members = ((number, one) for number, group in enumerate(groups) for one in placement.members([group]))
-            entries = sorted(((one.owner, number, one) for number, one in members), key=lambda entry: entry[:2])
+            members = ((group, one) for group, found in placement.by_group(groups) for one in found)
+            entries = sorted(members, key=lambda entry: (entry[1].owner, entry[0].number))
             keys = [group.key for group in groups if type(group.key) is str]
             beside = listed(list(around))
-            parameters = len({owner for owner, _, _ in entries})
+            parameters = len({member.owner for _, member in entries})
             yield self.finding(
                 entries[0][-1].path,
                 headline=f"optimizer state is on {device}, its parameters are on {beside}",
                 subject=f"{listed(keys) if keys else 'the state'} of {plural(parameters, 'parameter')} on {device}",
                 evidence={
-                    "wrong_device": [groups[number].key for _, number, _ in entries],
+                    "wrong_device": [group.key for group, _ in entries],
                     "param_device": beside,
                     "state_device": device,
                     "parameters": parameters,
                     "nbytes": sum(group.nbytes for group in groups),
-                    "tensors": [member.path for _, _, member in entries],
+                    "tensors": [member.path for _, member in entries],
                 },
                 why="module.to() moves parameters and gradients, and not what the optimizer keeps of them",
                 fix="optimizer.load_state_dict(optimizer.state_dict()) after the move, or build the optimizer after "
@@ -475,8 +472,8 @@ class ModuleOnSeveralDevices(DeviceRule):
                 mixed.setdefault(devices, []).append(group)
         for devices, groups in mixed.items():
             modules: dict[str, dict[str, list[str]]] = {}
-            for group in groups:
-                for member in placement.members([group]):
+            for group, members in placement.by_group(groups):
+                for member in members:
                     holder = member.module or ""
                     modules.setdefault(holder, {}).setdefault(str(group.device), []).append(member.path)
             first, lying = next(iter(modules.items()))

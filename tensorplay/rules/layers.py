@@ -132,10 +132,10 @@ class DevicesDisagree(Rule, DeviceRule):
 
     def in_placement(self, placement: Placement) -> Iterator[Finding]:
         """Explain one finding for all tensors that are beside theirs in the same way."""
-        for group in placement.of("gradient", "local", "base"):
-            if not group.is_elsewhere or group.kind == "fake":
-                continue
-            members = placement.members([group])
+        beside_theirs = (
+            group for group in placement.of("gradient", "local", "base") if group.is_elsewhere and group.kind != "fake"
+        )
+        for group, members in placement.by_group(beside_theirs):
             beside = " or ".join(group.around)
             what = _BESIDE[group.role]
             also = f", and {plural(group.tensors - 1, 'more tensor')} in the same way" if group.tensors > 1 else ""
