@@ -70,6 +70,9 @@ SIGNATURES = {
         "passed_over: tuple[type, ...] = (), most: int = 0, wanted: Sequence[int] | None = None, /) -> "
         "tuple[int, list[Any]]"
     ),
+    "registered": (
+        "(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any]]]"
+    ),
     "packed_objects": "(roots: Sequence[object], /) -> list[Any]",
     "saved_checksums": (
         "(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]"
@@ -118,11 +121,12 @@ def native_stubs() -> str:
         "",
         "import types",
         "from collections.abc import Mapping, Sequence",
-        "from typing import Any, TypeAlias, TypedDict, TypeGuard, final",
+        "from typing import Any, TypeAlias, TypedDict, TypeGuard, TypeVar, final",
         "",
         "import torch",
         "",
         "# shape, stride, storage_offset, itemsize and, where storages are compared, the byte the storage begins at",
+        '_Slot = TypeVar("_Slot", bound=tuple[Any, ...])',
         "_Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]",
         "",
         "BUILD_INFO: Mapping[str, Any]",

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypedDict, TypeGuard, final
 import torch
 
 # shape, stride, storage_offset, itemsize and, where storages are compared, the byte the storage begins at
+_Slot = TypeVar("_Slot", bound=tuple[Any, ...])
 _Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]
 
 BUILD_INFO: Mapping[str, Any]
@@ -502,6 +503,9 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
 
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
+
+def registered(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any]]]:
+    """Answer what a module and all in it have registered, as `slot_class` of (key, number of the module, whether it is a parameter, whether it is persistent, tensor, record), and the modules as (path, module), each by all its paths; None stands for one that is not there."""
 
 def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]:
     """Sum up the bytes of what the graphs behind some tensors and nodes saved, as far as this process can read them: (node, its thread and sequence number, argument, index, version, sum, record)."""

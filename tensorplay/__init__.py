@@ -33,12 +33,15 @@ _PUBLIC = {
     "is_safe_view": "writes",
     "leak_check": "leaks",
     "list_shared_storages": "sharing",
+    "materialize_audit": "materialize",
     "recommend_fix": "fixes",
     "record_views": "views",
     "reproduce_device_mismatch": "mismatch",
+    "safe_load_state_dict": "safeload",
     "saved_for_backward": "graph",
     "show_view_chain": "views",
     "snapshot": "leaks",
+    "validate_state_dict_load": "statedict",
     "verify_data_ptr_consistency": "inspection",
     "who_holds": "holders",
 }
@@ -67,12 +70,15 @@ __all__ = [
     "is_safe_view",
     "leak_check",
     "list_shared_storages",
+    "materialize_audit",
     "recommend_fix",
     "record_views",
     "reproduce_device_mismatch",
+    "safe_load_state_dict",
     "saved_for_backward",
     "show_view_chain",
     "snapshot",
+    "validate_state_dict_load",
     "verify_data_ptr_consistency",
     "who_holds",
     "__version__",
@@ -95,9 +101,12 @@ if TYPE_CHECKING:
     )
     from tensorplay.layers import Finding, TensorRecord
     from tensorplay.leaks import leak_check, snapshot
+    from tensorplay.materialize import materialize_audit
     from tensorplay.mismatch import reproduce_device_mismatch
     from tensorplay.reports import Report, Verdict
+    from tensorplay.safeload import safe_load_state_dict
     from tensorplay.sharing import list_shared_storages
+    from tensorplay.statedict import validate_state_dict_load
     from tensorplay.views import record_views, show_view_chain
     from tensorplay.writes import is_safe_view
 

@@ -23,10 +23,12 @@ from tensorplay.classes import class_name, derives
 from tensorplay.differences import Held, changes_between, compared
 from tensorplay.errors import InconsistentTensor
 from tensorplay.layers import WITH_MEMORY, WRAPPERS, Finding, TensorRecord, Truncated, Unread
+from tensorplay.loading import ModelState
+from tensorplay.modules import Modules
 from tensorplay.placement import Placement
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.foreign import NotMapped
-from tensorplay.rules.registry import SceneRule, device_rules, record_rules, scene_rules
+from tensorplay.rules.registry import SceneRule, device_rules, record_rules, scene_rules, state_rules
 from tensorplay.scene import Lent, Scene
 from tensorplay.selection import Selection, lenient_config, select_findings
 from tensorplay.walk import Found, Place, find_tensors, is_parameter
@@ -208,6 +210,8 @@ def check_at(
     reads, lent, beside = found.reads, found.arrays, found.beside
     scene = Scene(reads, lent, found.repeated_modules, found.modules, found.errors, found.graph)
     findings = [*_explain(_suspects(reads)), *_explain_scene(scene, scene_rules())]
+    if found.state is not None:
+        findings += [finding for rule in state_rules() for finding in rule.in_state(found.state)]
     if found.placement is not None:
         findings += [finding for rule in device_rules() for finding in rule.in_placement(found.placement)]
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
@@ -413,6 +417,7 @@ class _Reads(NamedTuple):
     errors: list[tuple[str, BaseException]]
     graph: Graph | None
     placement: Placement | None
+    state: ModelState | None
 
 
 def _read_all(
@@ -427,6 +432,7 @@ def _read_all(
         borrowed = lenders and record.data is not None and record.data.producer_type is not None
         producer = producer_of(place.tensor) if borrowed else None
         reads.append(Read(place.path, record, place.also, producer, lenders and is_parameter(place.tensor)))
+    state = _state(found) if lenders else None
     arrays = [
         Lent(read_array(place.path, place.tensor, tuple(place.also)), owner_of(place.tensor))
         for place in (found.arrays if lenders else ())
@@ -435,7 +441,14 @@ def _read_all(
     beside = {"truncated": cut, "unread": tuple(found.unread)}
     graph = _graph_behind(found.places, reads) if lenders else None
     placement = _placement(found, grads) if lenders else None
-    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors, graph, placement)
+    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors, graph, placement, state)
+
+
+def _state(found: Found) -> ModelState | None:
+    """Read what modules have registered, and what optimizers hold of it."""
+    modules = [Modules(obj, f"{path}.") for path, obj in found.tops if derives(type(obj), torch.nn.Module)]
+    optimizers = [(path, obj) for path, obj in found.tops if derives(type(obj), torch.optim.Optimizer)]
+    return ModelState(modules, optimizers, observer_refs=1) if modules else None  # the place's
 
 
 def _placement(found: Found, grads: bool) -> Placement:

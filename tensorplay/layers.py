@@ -42,6 +42,7 @@ __all__ = [
     "Truncated",
     "Unread",
     "UnusedIgnore",
+    "VersionMove",
     "ViewAlias",
     "ViewChain",
     "ViewStep",
@@ -896,6 +897,60 @@ class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
     are."""
 
 
+class VersionMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor whose version counter moved, as each write in place moves it."""
+
+    name: str
+    """Key of the tensor."""
+    before: int
+    """What the counter was."""
+    after: int
+    """What it is."""
+
+
+class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A state dict beside the modules it is for."""
+
+    model: str
+    """Name of the model, as the caller wrote it."""
+    state_dict: str
+    """Name of the state dict, or the file it is from; empty where there is none."""
+    keys: int
+    """Keys that a state dict of the model has."""
+    matched: int
+    """Of these, how many the state dict has a tensor for."""
+    missing: tuple[str, ...]
+    """Keys that it lacks."""
+    unexpected: tuple[str, ...]
+    """Keys that it has and the model has not."""
+    not_persistent: tuple[str, ...]
+    """Buffers that no state dict has."""
+    model_nbytes: int
+    """Bytes of the storages of all that is registered, each counted once."""
+    state_dict_nbytes: int
+    """Bytes of the storages of the state dict, each counted once."""
+    dtypes: dict[str, int]
+    """How many keys go from which type to which: `float32 -> bfloat16`, or one type where it stays."""
+    devices: dict[str, int]
+    """How many keys go from which device to which."""
+    on_meta: int
+    """Registered tensors on meta."""
+    own_loading: tuple[str, ...]
+    """Modules that load in a way of their own, with it: names may be changed there."""
+    read_values: bool
+    """Whether the values were looked at."""
+    loaded: bool | None = None
+    """Whether safe_load_state_dict() has loaded it; None where it was compared only."""
+    versions: tuple[VersionMove, ...] = ()
+    """What loading wrote in place."""
+    replaced: tuple[str, ...] = ()
+    """Keys whose tensor is another object than before."""
+    extra_nbytes: int | None = None
+    """The most memory that loading took beside the model and the state dict."""
+    seen: dict[str, int] = {}
+    """How many tensors were in which state: written, never written, partly written, not seen; where that was watched."""
+
+
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which device facts come to disagree, as it was made in a process of its own."""
 
@@ -985,6 +1040,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over what was saved for backward, where check_graph() was asked for them."""
     placement: PlacementSummary | None = None
     """What lies on which device, where audit_device_consistency() asked."""
+    load: LoadSummary | None = None
+    """A state dict beside a model, where a load was looked at."""
     mismatches: tuple[Mismatch, ...] = ()
     """How device facts come to disagree, where reproduce_device_mismatch() showed it."""
     files: tuple[CheckpointFile, ...] = ()

@@ -44,6 +44,24 @@ inline bool has_instance_dict(const PyTypeObject* type) {
   return type->tp_dictoffset != 0;
 }
 
+// The own dictionary, borrowed from the object, or null.
+inline PyObject* dict_of(PyObject* object) {
+  PyObject* dict = has_instance_dict(Py_TYPE(object)) ? PyObject_GenericGetDict(object, nullptr) : nullptr;
+  if (dict == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  Py_DECREF(dict);
+  return PyDict_Check(dict) != 0 ? dict : nullptr;
+}
+
+// Borrowed; null for a key that is not there.
+inline PyObject* item_of(PyObject* dict, PyObject* key) {
+  PyObject* found = PyDict_GetItemWithError(dict, key);
+  if (found == nullptr) PyErr_Clear();
+  return found;
+}
+
 // Adds every container object that the collector knows and whose type is wanted, frozen ones first, then from
 // old to young; an object that is being destroyed is left out. `wanted` is asked once for a type and must not
 // run Python. False with an exception set where the collector's lists are not found.

@@ -14,6 +14,7 @@
 #include "heap.h"
 #include "holders.h"
 #include "interpreter.h"
+#include "modules.h"
 #include "overlap.h"
 #include "placement.h"
 #include "record.h"
@@ -255,7 +256,8 @@ PyMODINIT_FUNC PyInit__C() {
   if (module == nullptr) return nullptr;
   if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
       !add_chain_functions(module) || !add_graph_functions(module) || !add_heap_functions(module) ||
-      !add_holder_functions(module) || !add_overlap_functions(module) || !add_placement_functions(module)) {
+      !add_holder_functions(module) || !add_overlap_functions(module) || !add_placement_functions(module) ||
+      !add_module_functions(module)) {
     Py_DECREF(module);
     return nullptr;
   }

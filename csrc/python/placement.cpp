@@ -174,23 +174,6 @@ bool is_state_dict_name(PyObject* key) {
          std::string_view(PyUnicode_AsUTF8(key)).find("state_dict") != std::string_view::npos;
 }
 
-// The own dictionary, borrowed from the object, or null.
-PyObject* dict_of(PyObject* object) {
-  PyObject* dict = has_instance_dict(Py_TYPE(object)) ? PyObject_GenericGetDict(object, nullptr) : nullptr;
-  if (dict == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  Py_DECREF(dict);
-  return PyDict_Check(dict) != 0 ? dict : nullptr;
-}
-
-PyObject* item_of(PyObject* dict, PyObject* key) {
-  PyObject* found = PyDict_GetItemWithError(dict, key);
-  if (found == nullptr) PyErr_Clear();
-  return found;
-}
-
 class Placement {
  public:
   // `passed_over`: a tuple of classes whose objects are not opened, or null.

@@ -123,6 +123,9 @@ def _subject(document: Document) -> str:
         return "memory that came and stayed"
     if document.mismatches:
         return "how device facts come to disagree"
+    if document.load is not None:
+        beside = f"{document.load.state_dict} beside " if document.load.state_dict else "the state of "
+        return f"{beside}{document.load.model}"
     if document.placement is not None:
         return f"what lies where in {', '.join(document.placement.roots[:3])}"
     if document.graph is not None:

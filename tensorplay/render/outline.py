@@ -25,6 +25,7 @@ from tensorplay.render.graph import graph, graph_summary, saved
 from tensorplay.render.growth import growth, growth_summary
 from tensorplay.render.holders import holders, holders_summary
 from tensorplay.render.parts import Phrase, Table
+from tensorplay.render.load import load, load_summary
 from tensorplay.render.placement import mismatches, placement, placement_summary
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text
@@ -45,7 +46,7 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement", "mismatches")
+_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement", "load", "mismatches")
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -246,6 +247,7 @@ class _Writer:
                 *(() if document.graph is None else graph(document.graph)),
                 *saved(document.saved),
                 *(() if document.placement is None else placement(document.placement)),
+                *(() if document.load is None else load(document.load)),
                 *mismatches(document.mismatches),
             ),
             checkpoint=files,
@@ -629,6 +631,7 @@ class _Writer:
             yield from () if document.growth is None else growth_summary(document.growth)
             yield from () if document.graph is None else graph_summary(document.graph)
             yield from () if document.placement is None else placement_summary(document.placement)
+            yield from () if document.load is None else load_summary(document.load)
             yield from (Phrase(_made(document.mismatches)),) if document.mismatches else ()
             yield Phrase(": ")
         else:
@@ -662,7 +665,7 @@ class _Writer:
 
 def _has_part(document: Document) -> bool:
     """Tell whether the report is of something else than tensors, with a line of its own on the whole."""
-    parts = (document.growth, document.graph, document.placement)
+    parts = (document.growth, document.graph, document.placement, document.load)
     return any(part is not None for part in parts) or bool(document.mismatches)
 
 

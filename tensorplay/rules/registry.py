@@ -18,6 +18,7 @@ from tensorplay.layers import Finding, Severity, TensorRecord, Where
 if TYPE_CHECKING:
     from tensorplay.backward import Graph
     from tensorplay.growth import Surge
+    from tensorplay.loading import ModelState
     from tensorplay.placement import Placement
     from tensorplay.scene import Scene
 
@@ -33,6 +34,7 @@ __all__ = [
     "LeakRule",
     "Rule",
     "SceneRule",
+    "StateRule",
     "all_codes",
     "check_selectors",
     "code_entry",
@@ -43,6 +45,7 @@ __all__ = [
     "record_rules",
     "scene_rules",
     "selects",
+    "state_rules",
 ]
 
 
@@ -153,6 +156,17 @@ class DeviceRule(_Coded):
         raise NotImplementedError
 
 
+class StateRule(_Coded):
+    """A rule over what modules have registered: beside a state dict, beside themselves before, beside optimizers.
+
+    check() asks it, and all that look at a load. The docstring is the rule's page, as for Rule.
+    """
+
+    def in_state(self, state: ModelState) -> Iterator[Finding]:
+        """Explain what has no values, or not those that it should have, one finding a cause."""
+        raise NotImplementedError
+
+
 @functools.cache
 def _table() -> dict[str, CodeEntry]:
     text = resources.files("tensorplay.rules").joinpath("codes.toml").read_text(encoding="utf-8")
@@ -214,6 +228,12 @@ def graph_rules() -> tuple[GraphRule, ...]:
 def device_rules() -> tuple[DeviceRule, ...]:
     """Answer the rules that audit_device_consistency() runs, and check() beside the others."""
     return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), DeviceRule))
+
+
+@functools.cache
+def state_rules() -> tuple[StateRule, ...]:
+    """Answer the rules on modules' state."""
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), StateRule))
 
 
 _PAGES = "docs/reference/rules in the TensorPlay checkout"

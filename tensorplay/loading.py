@@ -1,0 +1,486 @@
+"""What modules hold beside a state dict, beside themselves at an earlier moment, and beside what was written since."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+from tensorplay.layers import WITH_MEMORY, WRAPPERS
+from tensorplay.modules import Modules, Orphans, Slot, orphans_of
+from tensorplay.storages import region
+
+if TYPE_CHECKING:
+    from tensorplay.written import Provenance
+
+__all__ = ["Entry", "Loading", "ModelState", "Moment", "NonFinite", "Pair", "Tie"]
+
+_WRAPPING = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.")
+_NESTED_MOST = 50
+_MOST_PAIRS = 1_000
+
+
+class Entry(NamedTuple):
+    """A tensor of a state dict; refers to it, so it lives no longer than the call."""
+
+    key: str
+    tensor: Any
+    record: Any
+
+
+class Pair(NamedTuple):
+    """A registered tensor and what the state dict has for it."""
+
+    slot: Slot
+    entry: Entry
+
+
+class Tie(NamedTuple):
+    """Several keys of the same bytes."""
+
+    keys: tuple[str, ...]
+    nbytes: int
+
+
+class NonFinite(NamedTuple):
+    """How many elements of a tensor are no numbers."""
+
+    key: str
+    nans: int
+    infinities: int
+    elements: int
+
+
+class Moment(NamedTuple):
+    """What is kept of modules for a later look: no reference to any tensor."""
+
+    ties: list[Tie]
+    requires_grad: dict[str, bool]
+    kinds: dict[str, str]
+    """Of each key whether it was a parameter or a buffer."""
+    impls: dict[str, int]
+    versions: dict[str, int | None]
+    meta: frozenset[str]
+
+    @classmethod
+    def of(cls, modules: Modules) -> Moment:
+        """Note what is to be compared later."""
+        slots = modules.slots
+        return cls(
+            ties=ties_of(slots),
+            requires_grad={slot.key: slot.record.impl.requires_grad for slot in slots if slot.is_parameter},
+            kinds={slot.key: "parameter" if slot.is_parameter else "buffer" for slot in slots},
+            impls={slot.key: slot.record.impl.address for slot in slots},
+            versions={slot.key: slot.record.impl.version for slot in slots},
+            meta=frozenset(slot.key for slot in slots if slot.is_meta),
+        )
+
+
+def _lies_at(record: Any) -> tuple[Any, ...]:
+    impl = record.impl
+    return impl.storage_offset, impl.shape, impl.stride, impl.dtype
+
+
+def ties_of(tensors: Iterable[Slot] | Iterable[Entry]) -> list[Tie]:
+    """Answer which keys have the same bytes, in the same order: whole tensors, not parts of others."""
+    by_storage: dict[int, list[Slot | Entry]] = {}
+    for one in tensors:
+        if one.record.storage is not None:
+            by_storage.setdefault(one.record.storage.address, []).append(one)
+    found = []
+    for members in by_storage.values():
+        if len(members) < 2:
+            continue
+        alike: dict[tuple[Any, ...], list[Slot | Entry]] = {}
+        for one in members:
+            if one.record.impl.numel != 0:
+                alike.setdefault(_lies_at(one.record), []).append(one)
+        for lying in alike.values():
+            if len(lying) > 1:
+                impl = lying[0].record.impl
+                nbytes = impl.numel * impl.itemsize if isinstance(impl.numel, int) else 0
+                found.append(Tie(tuple(one.key for one in lying), nbytes))
+    return found
+
+
+class Loading:
+    """A state dict beside the modules it is for: what there is, key by key.
+
+    Args:
+        modules: the modules.
+        state_dict: what is to be loaded, or was.
+        assign: whether the state dict's tensors take the place of the modules' own, as ``assign=True`` has it.
+        strict: whether every key has to match.
+        ahead: whether the modules were built to be compared, and the load is still to come.
+    """
+
+    def __init__(
+        self,
+        modules: Modules,
+        state_dict: Mapping[Any, Any],
+        *,
+        assign: bool = False,
+        strict: bool = True,
+        ahead: bool = False,
+        values: bool = False,
+    ) -> None:
+        self.assign = assign
+        self.strict = strict
+        self.ahead = ahead
+        self.modules = modules
+        self.items = list(state_dict.items())
+        self.metadata = getattr(state_dict, "_metadata", None)
+        self.entries: list[Entry] = []
+        self.others: list[tuple[Any, Any]] = []
+        """Keys and values that are no tensors under a name."""
+        for key, value in self.items:
+            if C.is_tensor(value) and type(key) is str:
+                self.entries.append(Entry(key, value, C.read(value)))
+            else:
+                self.others.append((key, value))
+        self.by_key = {entry.key: entry for entry in self.entries}
+        self.values = values
+
+    @functools.cached_property
+    def slots(self) -> list[Slot]:
+        """What a state dict of the modules has."""
+        return [slot for slot in self.modules.slots if slot.is_persistent]
+
+    @functools.cached_property
+    def pairs(self) -> list[Pair]:
+        """What has a value in the state dict."""
+        entries = self.by_key
+        return [Pair(slot, entries[slot.key]) for slot in self.slots if slot.key in entries]
+
+    @functools.cached_property
+    def misshapen(self) -> list[Pair]:
+        """Pairs whose shapes differ."""
+        return [
+            pair
+            for pair in self.pairs
+            if pair.slot.record.impl.shape != pair.entry.record.impl.shape
+            and pair.slot.record.kind != "uninitialized"
+            and not _is_number_of_old(pair)
+        ]
+
+    @functools.cached_property
+    def missing(self) -> list[str]:
+        """Keys that the modules have and the state dict lacks, but for those that it may lack."""
+        present = {key for key, _ in self.items if type(key) is str}
+        found = [slot.key for slot in self.slots if slot.key not in present and not self._is_filled(slot)]
+        return found + [key for key in self.modules.extra_states if key not in present]
+
+    @functools.cached_property
+    def unexpected(self) -> list[str]:
+        """Keys that the state dict has and the modules have not."""
+        known = {slot.key for slot in self.slots}.union(self.modules.extra_states)
+        return [key if type(key) is str else repr(key)[:80] for key, _ in self.items if key not in known]
+
+    @functools.cached_property
+    def accepted(self) -> list[str]:
+        """Unexpected keys that load_state_dict() accepts all the same: below a module that is None."""
+        absent = tuple(self.modules.absent)
+        return [key for key in self.unexpected if absent and key.startswith(absent)]
+
+    @functools.cached_property
+    def not_tensors(self) -> list[tuple[str, str]]:
+        """Keys of the modules whose value in the state dict is none that can be loaded, with what it is."""
+        known = {slot.key for slot in self.slots}
+        return [(key, type(value).__name__) for key, value in self.others if type(key) is str and key in known]
+
+    @functools.cached_property
+    def tied_to(self) -> dict[str, str]:
+        """Of missing keys whose tensor the state dict has under another name of it: that name."""
+        missing = set(self.missing)
+        return {
+            key: given[0]
+            for tie in ties_of(self.modules.slots)
+            if (given := [name for name in tie.keys if name in self.by_key])
+            for key in tie.keys
+            if key in missing
+        }
+
+    @functools.cached_property
+    def own_loading(self) -> list[str]:
+        """Modules that load in a way of their own, with it."""
+        return [f"{path.rstrip('.') or 'the model'}: {how}" for path, how in self.modules.loaders.items()]
+
+    def loads_itself(self, key: str) -> bool:
+        """Tell whether a module around a key loads in a way of its own, so that names may be changed on the way."""
+        return any(key.startswith(path) for path in self.modules.loaders)
+
+    def _is_filled(self, slot: Slot) -> bool:
+        if not slot.key.endswith("num_batches_tracked") or not self.modules.may_lack(slot):
+            return False
+        metadata = self.metadata
+        if not isinstance(metadata, Mapping):
+            return True  # as of a plain dict
+        own = metadata.get(slot.key.rpartition(".")[0])
+        version = own.get("version") if isinstance(own, Mapping) else None
+        return version is None or version < 2
+
+    @functools.cached_property
+    def prefix(self) -> tuple[str, str] | None:
+        """What all keys of the state dict, or of the modules, have in front of the others' names: (whose, prefix)."""
+        if not self.missing or not self.unexpected or self.pairs:
+            return None
+        theirs = {key for key, _ in self.items if type(key) is str}
+        ours = {slot.key for slot in self.slots}
+        for whose, longer, shorter in (("state dict", theirs, ours), ("model", ours, theirs)):
+            for prefix in (*_WRAPPING, *_prefixes(longer)):
+                if all(key.startswith(prefix) for key in longer) and _mostly({k[len(prefix) :] for k in longer}, shorter):
+                    return whose, prefix
+        return None
+
+    @functools.cached_property
+    def nested(self) -> str | None:
+        """The key of the state dict under which the one for these modules is."""
+        ours = {slot.key for slot in self.slots}
+        for key, value in self.others[:_NESTED_MOST]:
+            if isinstance(value, Mapping) and _mostly({k for k in value if type(k) is str}, ours):
+                return str(key)
+        return None
+
+    @functools.cached_property
+    def aliases(self) -> list[tuple[Pair, str]]:
+        """Pairs of which both are over the same memory, and how: identical, or some words on it."""
+        return [(pair, how) for pair in self.pairs if (how := _shares(pair.slot.record, pair.entry.record))]
+
+    @functools.cached_property
+    def strangers_sharing(self) -> list[tuple[str, str]]:
+        """Keys of entries that lie over the memory of another key's tensor, with that."""
+        by_begin = sorted(
+            (slot.record.data.pointer, slot.record.data.pointer + slot.record.storage.nbytes, slot.key)
+            for slot in self.modules.slots
+            if _memory_of(slot.record)
+        )
+        if not by_begin:
+            return []
+        begins = [begin for begin, _, _ in by_begin]
+        own = {pair.slot.key for pair, _ in self.aliases}
+        found = []
+        for entry in self.entries:
+            if entry.key in own or not _memory_of(entry.record):
+                continue
+            begin = entry.record.data.pointer
+            index = bisect.bisect_left(begins, begin + entry.record.storage.nbytes) - 1
+            if index >= 0 and by_begin[index][1] > begin:
+                found.append((entry.key, by_begin[index][2]))
+        return found
+
+    @functools.cached_property
+    def ties(self) -> list[Tie]:
+        """What the state dict has several names for."""
+        return ties_of(self.entries)
+
+    @functools.cached_property
+    def wasteful(self) -> list[tuple[list[Entry], int, int]]:
+        """Entries over storages of which no entry reaches most bytes: with the storage's bytes and these."""
+        by_storage: dict[int, list[Entry]] = {}
+        for entry in self.entries:
+            record = entry.record
+            if record.storage is not None and record.kind in WITH_MEMORY and isinstance(record.storage.nbytes, int):
+                by_storage.setdefault(record.storage.address, []).append(entry)
+        found = []
+        for entries in by_storage.values():
+            nbytes = entries[0].record.storage.nbytes
+            if nbytes < _LEAST_WASTE or entries[0].record.data.pointer == 0:
+                continue
+            if sum(entry.record.impl.numel * entry.record.impl.itemsize for entry in entries) >= nbytes:
+                continue
+            regions = [region(entry.record) for entry in entries]
+            if None in regions:
+                continue
+            unseen = nbytes - C.coverage_of(regions, nbytes)[2]
+            if unseen >= _LEAST_WASTE and unseen * 2 >= nbytes:
+                found.append((entries, nbytes, unseen))
+        return found
+
+    @functools.cached_property
+    def mixed(self) -> list[Pair]:
+        """Pairs of a DTensor, or another wrapper, and a plain tensor."""
+        return [
+            pair for pair in self.pairs if (pair.slot.record.kind in WRAPPERS) != (pair.entry.record.kind in WRAPPERS)
+        ]
+
+    @functools.cached_property
+    def order(self) -> list[str]:
+        """The keys in the order in which load_state_dict() goes through them."""
+        return [slot.key for slot in self.slots]
+
+    @functools.cached_property
+    def overlapping(self) -> list[tuple[str, str, int]]:
+        """Keys of the modules that have some bytes in common, and not all, each with a tensor in the state dict."""
+        by_storage: dict[int, dict[tuple[Any, ...], Slot]] = {}
+        for slot in self.slots:
+            if _memory_of(slot.record) and slot.key in self.by_key:
+                by_storage.setdefault(slot.record.storage.address, {}).setdefault(_lies_at(slot.record), slot)
+        found = []
+        for members in by_storage.values():
+            if len(members) < 2 or _are_apart(list(members.values())):
+                continue
+            for one, other in itertools.islice(itertools.combinations(members.values(), 2), _MOST_PAIRS):
+                regions = region(one.record), region(other.record)
+                if None not in regions:
+                    how, shared = C.overlap_of(*regions)
+                    if how not in ("disjoint", "too_hard"):
+                        found.append((one.key, other.key, shared or 0))
+        return found
+
+    def same_values(self, one: str, other: str) -> bool | None:
+        """Tell whether two entries have the same bytes; None where they cannot be read."""
+        return C.same_values(self.by_key[one].tensor, self.by_key[other].tensor)
+
+    @functools.cached_property
+    def nonfinite(self) -> list[NonFinite]:
+        """Entries that hold NaN or infinities: their bytes are read, where that was asked for."""
+        if not self.values:
+            return []
+        found = []
+        for entry in self.entries:
+            counts = C.count_nonfinite(entry.tensor)
+            if counts is not None and (counts[0] or counts[1]):
+                found.append(NonFinite(entry.key, *counts))
+        return found
+
+
+_LEAST_WASTE = 4096
+
+
+def _are_apart(slots: Sequence[Slot]) -> bool:
+    """Tell whether tensors over one storage have no byte in common, by their sum."""
+    regions = [region(slot.record) for slot in slots]
+    nbytes = slots[0].record.storage.nbytes
+    return None not in regions and bool(C.coverage_of(regions, nbytes)[0] == sum(slot.nbytes for slot in slots))
+
+
+def _memory_of(record: Any) -> bool:
+    """Tell whether a record has memory of this process that can be compared by its addresses."""
+    return (
+        record.kind in WITH_MEMORY
+        and record.data is not None
+        and record.data.pointer != 0
+        and isinstance(record.storage.nbytes, int)
+        and record.storage.nbytes > 0
+    )
+
+
+def _shares(one: Any, other: Any) -> str | None:
+    """Say how two tensors share bytes; None where they do not."""
+    if one.storage is None or other.storage is None:
+        return None
+    if one.storage.address != other.storage.address and not (
+        _memory_of(one)
+        and _memory_of(other)
+        and one.data.pointer < other.data.pointer + other.storage.nbytes
+        and other.data.pointer < one.data.pointer + one.storage.nbytes
+    ):
+        return None
+    if one.kind not in WITH_MEMORY or one.data.pointer == 0:
+        return None
+    origin = min(one.data.pointer, other.data.pointer)
+    regions = region(one, origin), region(other, origin)
+    if None in regions:
+        return "identical"
+    how, _ = C.overlap_of(*regions)
+    return None if how == "disjoint" else str(how)
+
+
+def _is_number_of_old(pair: Pair) -> bool:
+    """Tell whether it is a number that torch 0.3 stored as one element, which load_state_dict() takes."""
+    return pair.slot.record.impl.shape == () and pair.entry.record.impl.shape == (1,)
+
+
+def _prefixes(keys: Iterable[str]) -> list[str]:
+    """Answer what all keys begin with, up to a dot."""
+    first = next(iter(keys), "")
+    parts = first.split(".")[:-1]
+    return [".".join(parts[: number + 1]) + "." for number in range(min(len(parts), 4))]
+
+
+def _mostly(some: set[str], others: set[str]) -> bool:
+    return bool(some) and len(some & others) * 2 > max(len(some), len(others))
+
+
+class ModelState:
+    """What rules on modules' state are asked about.
+
+    Args:
+        modules: the modules, each with its own name in front of its keys, or one without.
+        optimizers: with their names.
+        loading: the state dict beside them.
+        before: what was so before.
+        written: answers what is known of how a tensor's memory came to its values.
+        whole: whether modules that are altogether on meta are worth a word.
+        observer_refs: how many references the caller holds to each parameter of an optimizer.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[Modules],
+        optimizers: Sequence[tuple[str, Any]] = (),
+        *,
+        loading: Loading | None = None,
+        before: Moment | None = None,
+        written: Callable[[Any], Provenance] | None = None,
+        whole: bool = True,
+        observer_refs: int = 0,
+    ) -> None:
+        self.modules = modules
+        self.loading = loading
+        self.before = before
+        self.whole = whole
+        self._written = written
+        # Now: later others may refer to what an optimizer holds.
+        self.orphans: list[Orphans] = orphans_of(optimizers, self.slots, observer_refs) if optimizers else []
+        """What optimizers hold that no module has."""
+
+    @functools.cached_property
+    def slots(self) -> list[Slot]:
+        """Everything registered."""
+        return list(itertools.chain.from_iterable(one.slots for one in self.modules))
+
+    @functools.cached_property
+    def leftovers(self) -> list[Slot]:
+        """What is on meta."""
+        return [slot for slot in self.slots if slot.is_meta]
+
+    def has_value(self, slot: Slot) -> str | None:
+        """Say where an offload hook has the value of one that is on meta; None where none has."""
+        return next((place for one in self.modules if (place := one.has_value.get(slot.key))), None)
+
+    @functools.cached_property
+    def ties(self) -> list[Tie]:
+        """What is registered under several names."""
+        return ties_of(self.slots)
+
+    @functools.cached_property
+    def parameter_bytes(self) -> dict[int, int]:
+        """Bytes of the parameters' storages, by address."""
+        return {
+            slot.record.storage.address: slot.record.storage.nbytes
+            for slot in self.slots
+            if slot.is_parameter and slot.record.storage is not None and isinstance(slot.record.storage.nbytes, int)
+        }
+
+    @functools.cached_property
+    def unwritten(self) -> list[tuple[Slot, Provenance]]:
+        """What has memory of which not every byte was written, as far as that was watched."""
+        if self._written is None:
+            return []
+        found = ((slot, self._written(slot.tensor)) for slot in self.slots if slot.has_memory)
+        return [(slot, known) for slot, known in found if known.state in ("never", "partly")]
+
+    def by_impl(self, keys: Iterable[str]) -> Iterator[tuple[int, list[Slot]]]:
+        """Answer some of the registered tensors by their impl."""
+        wanted = set(keys)
+        found: dict[int, list[Slot]] = {}
+        for slot in self.slots:
+            if slot.key in wanted:
+                found.setdefault(slot.record.impl.address, []).append(slot)
+        return iter(found.items())
