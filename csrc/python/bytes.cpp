@@ -92,7 +92,7 @@ PyMethodDef methods[] = {
     {"same_values", fast_call(same_values), METH_FASTCALL,
      "same_values(a, b, /)\n--\n\nAnswer whether each element has the same bytes in two dense CPU tensors; "
      "None where dtype, shape or a pending conjugation or negation differ, or this process cannot read them. "
-     "OSError where a file mapped behind one was cut before a difference was found."},
+     "OSError where a file mapped behind one was cut, unless a difference lies well before that."},
     {"copy_bytes", fast_call(copy_bytes), METH_FASTCALL,
      "copy_bytes(source, target, /)\n--\n\nCopy the bytes from the first to the last one that a dense CPU "
      "tensor reaches into a contiguous uint8 tensor of that many, of PyTorch's own CPU memory; False where "
