@@ -83,6 +83,9 @@ SIGNATURES = {
         "tuple[memoryview, list[HeapEntry], list[tuple[memoryview, str, int, str, HeapCycle, int, int]], "
         "list[int], bool]"
     ),
+    "count_nonfinite": "(tensor: torch.Tensor, /) -> tuple[int, int, int] | None",
+    "same_values": "(a: torch.Tensor, b: torch.Tensor, /) -> bool | None",
+    "copy_bytes": "(source: torch.Tensor, target: torch.Tensor, /) -> bool",
     "group_by_storage": "(tensors: list[Any] | tuple[Any, ...], /) -> tuple[memoryview, memoryview]",
     "infer_chain": (
         "(base: Geometry, target: Geometry, max_ops: int = 4, max_nodes: int = 150_000, "

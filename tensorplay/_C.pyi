@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, TypedDict, TypeGuard, final
 import torch
 
 # shape, stride, storage_offset, itemsize and, where storages are compared, the byte the storage begins at
-_Slot = TypeVar("_Slot", bound=tuple[Any, ...])
 _Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]
 
 BUILD_INFO: Mapping[str, Any]
@@ -426,6 +425,12 @@ def buffer_of(object: object, /) -> tuple[int, int] | None:
 def check_graph(roots: Sequence[object], parameters: Sequence[int] = (), /) -> tuple[SavedSum, int, int, int, int, int, int, list[SavedAt], list[SavedAt], list[SavedAt], list[tuple[str, SavedSum]], list[tuple[int | None, SavedSum]], list[tuple[list[int], int, int, bool, bool]], list[int]]:
     """Look at the graphs behind some tensors and nodes: the sum of what they saved (nodes, slots, storages, nbytes, packed by hooks) beside what leaves have, or storages at the addresses `parameters`; busy nodes; storages and bytes of leaves that were saved; how many slots were written since, given back, left without memory, and the first of each as (node, address, argument, index, expected_version, record, root); the sums by kind of node, and by the address of the leaf that a node works with; scalars that others were added up in, as (root, terms, those that a backward ran through, whether leaves were saved at several versions); leaves whose gradient's graph leads back to them."""
 
+def copy_bytes(source: torch.Tensor, target: torch.Tensor, /) -> bool:
+    """Copy the bytes from the first to the last one that a dense CPU tensor reaches into a contiguous uint8 tensor of that many, of PyTorch's own CPU memory; False where one of them is none such. OSError where a file mapped behind the source was cut; some are copied then. The target's version stays as it is."""
+
+def count_nonfinite(tensor: torch.Tensor, /) -> tuple[int, int, int] | None:
+    """Count the elements of a dense CPU tensor that are NaN, those that are infinite, and all, one for each index; None where this process cannot read them. A complex element is what one of its parts is. OSError where a file mapped behind it was cut."""
+
 def coverage_of(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]:
     """Answer how many bytes of a storage some regions reach: the number or None, and bounds of it."""
 
@@ -504,8 +509,8 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
 
-def registered(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any]]]:
-    """Answer what a module and all in it have registered, as `slot_class` of (key, number of the module, whether it is a parameter, whether it is persistent, tensor, record), and the modules as (path, module), each by all its paths; None stands for one that is not there."""
+def same_values(a: torch.Tensor, b: torch.Tensor, /) -> bool | None:
+    """Answer whether each element has the same bytes in two dense CPU tensors; None where dtype, shape or a pending conjugation or negation differ, or this process cannot read them. OSError where a file mapped behind one was cut before a difference was found."""
 
 def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]:
     """Sum up the bytes of what the graphs behind some tensors and nodes saved, as far as this process can read them: (node, its thread and sequence number, argument, index, version, sum, record)."""

@@ -46,6 +46,18 @@ PyObject* guarded(Body body) {
   }
 }
 
+// While it lives, other threads run. Also when an exception passes.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 // Appends; false with an exception set for what holds anything but integers of 64 bits.
 inline bool read_integers(PyObject* sequence, std::vector<int64_t>& out) {
   PyObject* fast = PySequence_Fast(sequence, "expected a sequence of int");

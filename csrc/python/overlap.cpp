@@ -20,18 +20,6 @@ struct OwnedRegion {
   Region region() const { return {sizes, strides, offset, itemsize, origin_bytes}; }
 };
 
-// While it lives, other threads run. Also when an exception passes.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
 bool read_region(PyObject* object, OwnedRegion& into) {
   if (!PyTuple_Check(object)) {
     PyErr_Format(PyExc_TypeError, "a region is a tuple, not %.200s", Py_TYPE(object)->tp_name);

@@ -9,11 +9,13 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "../../csrc/core/bytes.h"
 #include "../../csrc/core/names.h"
 #include "specimens.h"
 
@@ -111,6 +113,9 @@ TensorFacts ask_everything(const at::Tensor& tensor) {
   node_name(facts.impl);
   key_names(facts.impl.keys);
   function_name(facts.data.deleter);
+  const Fetch copy = [](const std::byte* from, std::byte* to, size_t count) { std::memcpy(to, from, count); };
+  count_nonfinite(facts, copy);
+  same_values(facts, facts, copy);
   return facts;
 }
 
