@@ -14,6 +14,7 @@ _PUBLIC = {
     "InconsistentTensor": "errors",
     "LeakFound": "errors",
     "LoadError": "errors",
+    "LoadRefused": "errors",
     "TargetError": "errors",
     "TensorPlayError": "errors",
     "UnknownCode": "errors",
@@ -51,6 +52,7 @@ __all__ = [
     "InconsistentTensor",
     "LeakFound",
     "LoadError",
+    "LoadRefused",
     "TargetError",
     "TensorPlayError",
     "UnknownCode",
@@ -87,7 +89,15 @@ __all__ = [
 if TYPE_CHECKING:
     from tensorplay.comparison import compare
     from tensorplay.devices import audit_device_consistency
-    from tensorplay.errors import InconsistentTensor, LeakFound, LoadError, TargetError, TensorPlayError, UnknownCode
+    from tensorplay.errors import (
+        InconsistentTensor,
+        LeakFound,
+        LoadError,
+        LoadRefused,
+        TargetError,
+        TensorPlayError,
+        UnknownCode,
+    )
     from tensorplay.fixes import recommend_fix
     from tensorplay.graph import check_graph, guard_backward, saved_for_backward
     from tensorplay.holders import who_holds

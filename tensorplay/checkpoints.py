@@ -10,7 +10,7 @@ import gc
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -18,23 +18,22 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 
 # isort: split
 import msgspec
+import torch
 
 from tensorplay.errors import TargetError
 from tensorplay.inspection import check_groups
 from tensorplay.layers import CheckpointFile, TensorRecord, Unread
 from tensorplay.pickles import LEGACY_HEAD, Loaded, NotAllowed, Unreadable, bounded_memory, read_legacy, read_zip
+from tensorplay.progress import Step
 from tensorplay.reports import Report
 from tensorplay.storages import parts, storages_of
 from tensorplay.walk import attributes
 from tensorplay.words import bytes_text, plural
 
-__all__ = ["MAX_TENSORS", "Step", "inspect_checkpoint"]
+__all__ = ["MAX_TENSORS", "Stored", "inspect_checkpoint", "open_state_dict"]
 
 MAX_TENSORS = 250_000
 """How many tensors of a checkpoint are read unless told otherwise."""
-
-Step = Callable[[str, int, int], None]
-"""Told the file being read, how many of its parts are, and of how many."""
 
 _Format = Literal["torch zip", "torch legacy", "safetensors"]
 
@@ -65,6 +64,16 @@ class _Opened(NamedTuple):
     objs: dict[str, object]
     notes: tuple[str, ...]
     data_nbytes: int | None
+    value: object
+    """What was saved, of which the objects are the parts."""
+
+
+class Stored(NamedTuple):
+    """What the files of a checkpoint hold, over the mapped files."""
+
+    value: object
+    files: tuple[Path, ...]
+    unread: tuple[Unread, ...]
 
 
 def inspect_checkpoint(
@@ -119,6 +128,43 @@ def inspect_checkpoint(
         raise TargetError(f"{target}: there is no tensor in it{refused}")
     report.replace_document(files=tuple(files), unread=(*report.document.unread, *unread))
     return report
+
+
+def open_state_dict(path: str | os.PathLike[str], step: Step | None = None) -> Stored:
+    """Open a checkpoint for its values: the tensors lie over the mapped files, and none of their bytes is read yet.
+
+    Of a folder with an index, or with several files, all tensors are one state dict. What torch.save wrote before torch
+    1.6 cannot be mapped: it is read.
+
+    Raises:
+        TargetError: it cannot be read, needs code to be, or two of its files have the same key: in one line.
+    """
+    target = Path(path)
+    step = step or (lambda *_: None)
+    unread: list[Unread] = []
+    try:
+        opened = _open_folder(target, unread, step) if target.is_dir() else [_open(target, step)]
+        files = tuple(one.path for one in opened)
+        if len(opened) == 1 and not target.is_dir():
+            return Stored(_value_of(opened[0]), files, tuple(unread))
+        merged: dict[Any, object] = {}
+        for one in opened:
+            value = _value_of(one)
+            if not isinstance(value, Mapping):
+                raise TargetError(f"{one.path} holds a {type(value).__name__}, and no names with tensors")
+            twice = next((key for key in value if key in merged), None)
+            if twice is not None:
+                raise TargetError(f"{target}: {one.path.name} and a file before it both have {str(twice)[:80]!r}")
+            merged.update(value)
+        return Stored(merged, files, tuple(unread))
+    except OSError as error:
+        raise TargetError(f"cannot read {error.filename or target}: {error.strerror or error}") from error
+
+
+def _value_of(opened: _Opened) -> object:
+    if opened.format != "torch legacy":
+        return opened.value
+    return torch.load(opened.path, map_location="cpu", weights_only=True)
 
 
 def _prefixed(opened: _Opened, folder: Path) -> dict[str, object]:
@@ -177,7 +223,7 @@ def _open_file(path: Path, step: Step) -> _Opened:
     notes = loaded.notes
     if path.suffix in _SUFFIXES and (path.suffix == ".safetensors") != (kind == "safetensors"):
         notes += (f"its name ends in {path.suffix}, its content is {kind}",)
-    return _Opened(path, kind, nbytes, objs, notes, loaded.data_nbytes)
+    return _Opened(path, kind, nbytes, objs, notes, loaded.data_nbytes, loaded.value)
 
 
 def _format_of(file: IO[bytes], nbytes: int) -> _Format:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["InconsistentTensor", "LeakFound", "LoadError", "TargetError", "TensorPlayError", "UnknownCode"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorplay.reports import Report
+
+__all__ = [
+    "InconsistentTensor",
+    "LeakFound",
+    "LoadError",
+    "LoadRefused",
+    "TargetError",
+    "TensorPlayError",
+    "UnknownCode",
+]
 
 
 class TensorPlayError(Exception):
@@ -19,6 +32,16 @@ class InconsistentTensor(TensorPlayError, ValueError):
 
 class LeakFound(TensorPlayError, AssertionError):
     """leak_check(raises=True) found what keeps memory alive that should have gone."""
+
+
+class LoadRefused(TensorPlayError, RuntimeError):
+    """safe_load_state_dict() wrote nothing: each of the reasons says what is wrong, and the way out."""
+
+    def __init__(self, reasons: list[str], report: Report | None = None) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+        self.report = report
+        """What was found, where the model and the state dict were compared."""
 
 
 class TargetError(TensorPlayError):

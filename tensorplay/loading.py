@@ -145,6 +145,16 @@ class Loading:
                 self.others.append((key, value))
         self.by_key = {entry.key: entry for entry in self.entries}
         self.values = values
+        self._compared: dict[tuple[str, str], bool | None] = {}
+
+    def beside(self, modules: Modules) -> Loading:
+        """Answer the same state dict beside the modules as they are now; what was read of its values is kept."""
+        other = Loading(modules, {}, assign=self.assign, strict=self.strict, ahead=self.ahead, values=self.values)
+        other.items, other.metadata = self.items, self.metadata
+        other.entries, other.others, other.by_key = self.entries, self.others, self.by_key
+        other.nonfinite = self.nonfinite
+        other._compared = self._compared
+        return other
 
     @functools.cached_property
     def slots(self) -> list[Slot]:
@@ -334,7 +344,13 @@ class Loading:
 
     def same_values(self, one: str, other: str) -> bool | None:
         """Tell whether two entries have the same bytes; None where they cannot be read."""
-        return C.same_values(self.by_key[one].tensor, self.by_key[other].tensor)
+        if (one, other) not in self._compared:
+            try:
+                same = C.same_values(self.by_key[one].tensor, self.by_key[other].tensor)
+            except OSError:  # the file behind one was cut: who reads it says so
+                same = None
+            self._compared[one, other] = same
+        return self._compared[one, other]
 
     @functools.cached_property
     def nonfinite(self) -> list[NonFinite]:

@@ -103,6 +103,20 @@ class Modules:
                     if place is not None:
                         self.has_value[slot.key] = place
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Answer the modules with their paths, which end in a dot."""
+        return ((path, module) for path, module in self._modules if module is not None)
+
+    def each(self) -> Iterator[Any]:
+        """Answer the modules."""
+        return (module for _, module in self.items())
+
+    def put(self, slot: Slot, tensor: Any) -> None:
+        """Set the entry of a module's table, which no hook of registration is asked about."""
+        own = C.instance_dict(self._modules[slot.module][1])
+        assert own is not None  # the slot was read of it
+        own["_parameters" if slot.is_parameter else "_buffers"][slot.key.rpartition(".")[2]] = tensor
+
     @property
     def count(self) -> int:
         """How many modules there are, each by all its paths."""

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from tensorplay.cli.reporting import ReportOptions, finish, prepare, report_options
-
-if TYPE_CHECKING:
-    from tensorplay.checkpoints import Step
+from tensorplay.progress import bar
 
 __all__ = ["inspect"]
-
-_SECONDS_WITHOUT_BAR = 1.0
 
 
 def _path(context: click.Context, parameter: click.Parameter, value: str) -> Path:
@@ -59,34 +51,7 @@ def inspect(
     from tensorplay.checkpoints import inspect_checkpoint
     from tensorplay.render.checkpoint import Rows
 
-    with _progress() as step:
+    with bar() as step:
         report = inspect_checkpoint(path, step=step, **asked.chosen)
     rows = Rows()
     finish(report, asked, config, Rows(sort or rows.sort, filters, limit or rows.limit))
-
-
-@contextmanager
-def _progress() -> Iterator[Step | None]:
-    """Show a bar on stderr where it is a terminal and the work takes long."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    begin = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("", start=True)
-
-    def step(path: str, done: int, total: int) -> None:
-        if time.monotonic() - begin < _SECONDS_WITHOUT_BAR:
-            return
-        bar.start()
-        bar.update(task, description=escape(path), completed=done, total=total)
-
-    try:
-        yield step
-    finally:
-        bar.stop()
