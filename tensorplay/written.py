@@ -1,9 +1,9 @@
 """Which memory no operator ever wrote: MemorySanitizer for storages, seen where operators are dispatched.
 
-A watch sees every operator of its thread while it is entered; torch.compile then runs what it would compile as it
-stands. It keeps a ledger of storages: which operator made each, and which bytes of it operators wrote. Writes through
-NumPy, DLPack or C++ code that bypasses operators, of other threads, and inside of compiled code and higher-order
-operators go unseen, and an operator that writes by index or mask counts as writing all of its argument.
+A watch sees every operator of its thread while it is entered, and keeps a ledger of storages: which operator made each,
+and which bytes of it operators wrote. Writes through NumPy, DLPack or C++ code that bypasses operators, of other
+threads, and inside of compiled code and higher-order operators go unseen, and an operator that writes by index or mask
+counts as writing all of its argument.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _MOST_PIECES = 1024
 _FIRST_SWEEP = 1024
 _DEEPEST_WRAPPER = 4
 _INTERNAL = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep, "<frozen")
+_GENERATED = os.sep + "torchinductor_"
+"""In the path of code that torch.compile made: kernels write there what it allocates, without operators."""
 
 _EMPTY = frozenset({
     "aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided",
@@ -62,7 +64,7 @@ _Event = tuple[str, _Site]
 
 
 class Provenance(NamedTuple):
-    """What is known of the bytes that a tensor reaches. A tensor without elements counts as written."""
+    """What is known of the bytes that a tensor reaches. One without elements, or without memory, is unseen."""
 
     state: Literal["unseen", "never", "partly", "written"]
     """unseen: made out of the watch's sight, and nothing wrote to it since."""
@@ -111,6 +113,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile do its work: it would run everything as it stands, and raise where fullgraph is asked."""
+        return True
+
     def __init__(self, ledger: _Ledger) -> None:
         super().__init__()
         self._ledger = ledger
@@ -141,19 +148,22 @@ class _Plan(NamedTuple):
     """Position and name of each argument that it writes."""
     makes: bool
     """Whether it answers more than what it was given to write."""
+    views: bool
+    """Whether its schema says that all it answers lies in memory of its arguments; some copy where it cannot."""
 
 
 def _plan(func: Any) -> _Plan:
     """Read an operator's schema; one without any is taken to answer values and to write nothing."""
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return _Plan(str(func), "other", (), True)
+        return _Plan(str(func), "other", (), True, False)
     name: str = schema.name
     writes = tuple(
         (index, argument.name)
         for index, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write and "Tensor" in str(argument.type)
     )
+    views = all(answer.alias_info is not None for answer in schema.returns)
     makes = any(answer.alias_info is None or not answer.alias_info.is_write for answer in schema.returns)
     kind: Any = "other"
     if name in _METADATA:
@@ -176,7 +186,7 @@ def _plan(func: Any) -> _Plan:
         writes, makes = ((0, schema.arguments[0].name),), False
     elif name in _UNMARKED:
         writes = (_UNMARKED[name],)
-    return _Plan(name, kind, writes, makes)
+    return _Plan(name, kind, writes, makes, views)
 
 
 def _given(place: tuple[int, str], args: Any, kwargs: Any) -> Any:
@@ -284,7 +294,7 @@ class _Memory:
         elif extent.non_overlapping_and_dense:
             self.add(extent.first_byte, extent.needed_nbytes)
         else:
-            self.add_strided(region(record))
+            self.add_strided(region(record) or ())
 
     def add(self, first: int, end: int) -> None:
         """Note bytes as written."""
@@ -327,7 +337,7 @@ class _Memory:
         self.spans, self.strided, self.forgot, self.copied_from = [(0, self.nbytes)], [], False, None
 
     def erase(self, record: Any) -> None:
-        """Note that what a tensor reaches holds no values now. What is around its holes, or has some, stays as it was."""
+        """Note that what a tensor reaches holds no values now. Around its holes, nothing is erased."""
         extent = record.extent
         if extent.visible_nbytes == self.nbytes:
             self.spans, self.strided, self.forgot = [], [], False
@@ -417,13 +427,13 @@ class _Ledger:
         sources: list[Any] | None = None
         for index, record in enumerate(parts := _parts(tensor)):
             known = self._memories.get(record.storage.address)
-            if known is not None or not (kind == "lift" or _is_new(record, tensor, args, kwargs)):
+            if known is not None or not (kind == "lift" or _is_new(record, tensor, plan, args, kwargs)):
                 if known is not None and kind == "lift":
                     known.write(record)
                 continue
             event = (plan.name, _user_line())
             memory = self._new(record, event)
-            if kind == "empty":
+            if kind == "empty" and _GENERATED not in (event[1] or ("",))[0]:
                 continue
             if kind == "copies":
                 sources = _parts(args[0]) if sources is None else sources
@@ -526,10 +536,12 @@ class _Ledger:
         )
 
 
-def _is_new(record: Any, tensor: Any, args: Any, kwargs: Any) -> bool:
+def _is_new(record: Any, tensor: Any, plan: _Plan, args: Any, kwargs: Any) -> bool:
     """Tell whether an operator's answer lies in memory of its own, whatever the schema says."""
     if record.storage.use_count == 1:  # no other tensor lies in it, but this one may be an argument
         return not any(argument is tensor for argument in args)
+    if plan.views:
+        return False
     given = itertools.chain(_tensors(args), _tensors(list(kwargs.values())))
     address = record.storage.address
     return not any(part.storage.address == address for argument in given for part in _parts(argument))
