@@ -510,7 +510,7 @@ def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
 
 def same_values(a: torch.Tensor, b: torch.Tensor, /) -> bool | None:
-    """Answer whether each element has the same bytes in two dense CPU tensors; None where dtype, shape or a pending conjugation or negation differ, or this process cannot read them. OSError where a file mapped behind one was cut before a difference was found."""
+    """Answer whether each element has the same bytes in two dense CPU tensors; None where dtype, shape or a pending conjugation or negation differ, or this process cannot read them. OSError where a file mapped behind one was cut, unless a difference lies well before that."""
 
 def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]:
     """Sum up the bytes of what the graphs behind some tensors and nodes saved, as far as this process can read them: (node, its thread and sequence number, argument, index, version, sum, record)."""

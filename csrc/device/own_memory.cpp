@@ -42,7 +42,7 @@ ptrdiff_t OwnMemory::by_file(const std::byte* from, std::byte* to, size_t count)
 }
 
 void OwnMemory::read(const std::byte* from, std::byte* to, size_t count) {
-  int error = ENOSYS;
+  int error = EPERM;
   while (count > 0) {
     const size_t part = std::min(count, kAtOnce);
     ptrdiff_t got = -1;

@@ -2,12 +2,19 @@
 #include "../../csrc/device/own_memory.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
-#include <numeric>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -94,6 +101,49 @@ TEST_P(OwnMemoryBy, memory_that_was_given_back_is_an_error) {
 
   const auto* from = static_cast<const std::byte*>(gone);
   EXPECT_NE(error_of(memory, from, 8, "the file mapped behind it was cut"), 0);
+}
+
+// As containers do: these calls answer EPERM from now on, to this process.
+bool forbid(std::initializer_list<uint32_t> calls) {
+  std::vector<sock_filter> program{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const uint32_t call : calls) {
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1));
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// Ends the process with 0 where all is as it should be.
+[[noreturn]] void read_where_forbidden(const MappedFile& file, std::initializer_list<uint32_t> calls,
+                                       int expected, const char* reason) {
+  if (!forbid(calls)) _exit(1);
+  OwnMemory memory;
+  if (error_of(memory, file.begin(), kPage, reason) != expected) _exit(2);
+  if (error_of(memory, file.begin(), kPage, reason) != expected) _exit(3);
+  _exit(testing::Test::HasFailure() ? 4 : 0);
+}
+
+TEST(OwnMemoryDeathTest, the_file_is_read_where_the_call_is_forbidden) {
+  const MappedFile file(2 * kPage);
+
+  EXPECT_EXIT(read_where_forbidden(file, {SYS_process_vm_readv}, 0, ""), testing::ExitedWithCode(0), "");
+  file.cut(0);
+  EXPECT_EXIT(read_where_forbidden(file, {SYS_process_vm_readv}, EIO, "the file mapped behind it was cut"),
+              testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(read_where_forbidden(file, {SYS_openat}, EFAULT, "the file mapped behind it was cut"),
+              testing::ExitedWithCode(0), "");
+}
+
+TEST(OwnMemoryDeathTest, no_way_that_is_open_is_an_error_of_its_own) {
+  const MappedFile file(kPage);
+
+  EXPECT_EXIT(
+      read_where_forbidden(file, {SYS_process_vm_readv, SYS_openat}, EPERM,
+                           "neither process_vm_readv() nor /proc/self/mem reads this process's memory"),
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(OwnMemory, files_are_closed) {
