@@ -2,11 +2,12 @@
 
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, TypeGuard, final
+from typing import Any, TypeAlias, TypedDict, TypeGuard, TypeVar, final
 
 import torch
 
 # shape, stride, storage_offset, itemsize and, where storages are compared, the byte the storage begins at
+_Slot = TypeVar("_Slot", bound=tuple[Any, ...])
 _Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]
 
 BUILD_INFO: Mapping[str, Any]
@@ -508,6 +509,9 @@ def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
 
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
+
+def registered(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any]]]:
+    """Answer what a module and all in it have registered, as `slot_class` of (key, number of the module, whether it is a parameter, whether it is persistent, tensor, record), and the modules as (path, module), each by all its paths; None stands for one that is not there."""
 
 def same_values(a: torch.Tensor, b: torch.Tensor, /) -> bool | None:
     """Answer whether each element has the same bytes in two dense CPU tensors; None where dtype, shape or a pending conjugation or negation differ, or this process cannot read them. OSError where a file mapped behind one was cut, unless a difference lies well before that."""

@@ -948,7 +948,7 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     extra_nbytes: int | None = None
     """The most memory that loading took beside the model and the state dict."""
     seen: dict[str, int] = {}
-    """How many tensors were in which state: written, never written, partly written, not seen; where that was watched."""
+    """How many tensors were written, never written, partly written, not seen, where that was watched."""
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):

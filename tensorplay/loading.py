@@ -18,7 +18,7 @@ from tensorplay.storages import region
 if TYPE_CHECKING:
     from tensorplay.written import Provenance
 
-__all__ = ["Entry", "Loading", "ModelState", "Moment", "NonFinite", "Pair", "Tie"]
+__all__ = ["Entry", "Loading", "ModelState", "Moment", "NonFinite", "Pair", "Tie", "lies_at"]
 
 _WRAPPING = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.")
 _NESTED_MOST = 50
@@ -81,9 +81,10 @@ class Moment(NamedTuple):
         )
 
 
-def _lies_at(record: Any) -> tuple[Any, ...]:
+def lies_at(record: Any) -> tuple[Any, ...]:
+    """Answer what is the same for two tensors of the same bytes."""
     impl = record.impl
-    return impl.storage_offset, impl.shape, impl.stride, impl.dtype
+    return record.storage.address, impl.storage_offset, impl.shape, impl.stride, impl.dtype
 
 
 def ties_of(tensors: Iterable[Slot] | Iterable[Entry]) -> list[Tie]:
@@ -99,7 +100,7 @@ def ties_of(tensors: Iterable[Slot] | Iterable[Entry]) -> list[Tie]:
         alike: dict[tuple[Any, ...], list[Slot | Entry]] = {}
         for one in members:
             if one.record.impl.numel != 0:
-                alike.setdefault(_lies_at(one.record), []).append(one)
+                alike.setdefault(lies_at(one.record), []).append(one)
         for lying in alike.values():
             if len(lying) > 1:
                 impl = lying[0].record.impl
@@ -243,7 +244,9 @@ class Loading:
         ours = {slot.key for slot in self.slots}
         for whose, longer, shorter in (("state dict", theirs, ours), ("model", ours, theirs)):
             for prefix in (*_WRAPPING, *_prefixes(longer)):
-                if all(key.startswith(prefix) for key in longer) and _mostly({k[len(prefix) :] for k in longer}, shorter):
+                if all(key.startswith(prefix) for key in longer) and _mostly(
+                    {k[len(prefix) :] for k in longer}, shorter
+                ):
                     return whose, prefix
         return None
 
@@ -303,8 +306,8 @@ class Loading:
                 continue
             if sum(entry.record.impl.numel * entry.record.impl.itemsize for entry in entries) >= nbytes:
                 continue
-            regions = [region(entry.record) for entry in entries]
-            if None in regions:
+            regions = _regions(entries)
+            if regions is None:
                 continue
             unseen = nbytes - C.coverage_of(regions, nbytes)[2]
             if unseen >= _LEAST_WASTE and unseen * 2 >= nbytes:
@@ -329,14 +332,14 @@ class Loading:
         by_storage: dict[int, dict[tuple[Any, ...], Slot]] = {}
         for slot in self.slots:
             if _memory_of(slot.record) and slot.key in self.by_key:
-                by_storage.setdefault(slot.record.storage.address, {}).setdefault(_lies_at(slot.record), slot)
+                by_storage.setdefault(slot.record.storage.address, {}).setdefault(lies_at(slot.record), slot)
         found = []
         for members in by_storage.values():
             if len(members) < 2 or _are_apart(list(members.values())):
                 continue
             for one, other in itertools.islice(itertools.combinations(members.values(), 2), _MOST_PAIRS):
-                regions = region(one.record), region(other.record)
-                if None not in regions:
+                regions = _regions([one, other])
+                if regions is not None:
                     how, shared = C.overlap_of(*regions)
                     if how not in ("disjoint", "too_hard"):
                         found.append((one.key, other.key, shared or 0))
@@ -368,11 +371,17 @@ class Loading:
 _LEAST_WASTE = 4096
 
 
+def _regions(tensors: Sequence[Slot] | Sequence[Entry]) -> list[Any] | None:
+    """Answer where tensors lie in their storage; None where that is not known of one."""
+    regions = [region(one.record) for one in tensors]
+    return None if None in regions else regions
+
+
 def _are_apart(slots: Sequence[Slot]) -> bool:
     """Tell whether tensors over one storage have no byte in common, by their sum."""
-    regions = [region(slot.record) for slot in slots]
+    regions = _regions(slots)
     nbytes = slots[0].record.storage.nbytes
-    return None not in regions and bool(C.coverage_of(regions, nbytes)[0] == sum(slot.nbytes for slot in slots))
+    return regions is not None and bool(C.coverage_of(regions, nbytes)[0] == sum(slot.nbytes for slot in slots))
 
 
 def _memory_of(record: Any) -> bool:
@@ -400,16 +409,16 @@ def _shares(one: Any, other: Any) -> str | None:
     if one.kind not in WITH_MEMORY or one.data.pointer == 0:
         return None
     origin = min(one.data.pointer, other.data.pointer)
-    regions = region(one, origin), region(other, origin)
-    if None in regions:
+    first, second = region(one, origin), region(other, origin)
+    if first is None or second is None:
         return "identical"
-    how, _ = C.overlap_of(*regions)
+    how, _ = C.overlap_of(first, second)
     return None if how == "disjoint" else str(how)
 
 
 def _is_number_of_old(pair: Pair) -> bool:
     """Tell whether it is a number that torch 0.3 stored as one element, which load_state_dict() takes."""
-    return pair.slot.record.impl.shape == () and pair.entry.record.impl.shape == (1,)
+    return bool(pair.slot.record.impl.shape == () and pair.entry.record.impl.shape == (1,))
 
 
 def _prefixes(keys: Iterable[str]) -> list[str]:
@@ -490,7 +499,12 @@ class ModelState:
         if self._written is None:
             return []
         found = ((slot, self._written(slot.tensor)) for slot in self.slots if slot.has_memory)
-        return [(slot, known) for slot, known in found if known.state in ("never", "partly")]
+        return [
+            (slot, known)
+            for slot, known in found
+            # Of memory that was there before, other bytes were written before.
+            if known.state == "never" or (known.state == "partly" and (known.origin or known.copied_from))
+        ]
 
     def by_impl(self, keys: Iterable[str]) -> Iterator[tuple[int, list[Slot]]]:
         """Answer some of the registered tensors by their impl."""

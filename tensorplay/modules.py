@@ -210,9 +210,7 @@ class _Held:
         self.strangers = [pair for pair in self.parameters if id(pair[1]) not in own]
 
 
-def orphans_of(
-    optimizers: Iterable[tuple[str, Any]], slots: Sequence[Slot], observer_refs: int = 0
-) -> list[Orphans]:
+def orphans_of(optimizers: Iterable[tuple[str, Any]], slots: Sequence[Slot], observer_refs: int = 0) -> list[Orphans]:
     """Find what optimizers hold that is no parameter of these modules, nor of any other one that is alive.
 
     What a script keeps beside its modules is none: a parameter is an orphan where nobody but optimizers holds it, or

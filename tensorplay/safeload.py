@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,18 +24,18 @@ from tensorplay.errors import LoadRefused, TargetError
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import WITH_MEMORY, Finding, Unread, VersionMove
 from tensorplay.live import Live
-from tensorplay.loading import Loading, ModelState, Moment, Pair
-from tensorplay.modules import Modules, Slot
+from tensorplay.loading import Loading, ModelState, Moment, Pair, lies_at
+from tensorplay.modules import Modules
 from tensorplay.progress import Step, bar
 from tensorplay.rules.registry import state_rules
 from tensorplay.statedict import LoadReport, named_optimizers, need_model, need_state_dict, report_on
 from tensorplay.undo import Undo
-from tensorplay.words import bytes_text, plural, some_of
+from tensorplay.words import plural, some_of
 from tensorplay.written import Provenance, WriteWatch
 
 __all__ = ["safe_load_state_dict"]
 
-_OWN_HEAP = ("allocator", "cpu_allocator")
+_OWN_HEAP = ("cpu_allocator", "copy_on_write")
 _SIGNATURE = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 _MOST_SAVERS = 3
 
@@ -96,7 +97,9 @@ def safe_load_state_dict(
     caller = Caller.at(sys._getframe(1))
     need_model(model, "safe_load_state_dict")
     if chunk_nbytes is not None and (type(chunk_nbytes) is not int or chunk_nbytes < 1):
-        raise TypeError(f"safe_load_state_dict(chunk_nbytes=) takes a number of bytes of 1 or more, got {chunk_nbytes!r}")
+        raise TypeError(
+            f"safe_load_state_dict(chunk_nbytes=) takes a number of bytes of 1 or more, got {chunk_nbytes!r}"
+        )
     optimizers = named_optimizers(optimizer, caller, "safe_load_state_dict", -1)
     with _steps(progress) as step:
         modules = Modules(model)
@@ -304,8 +307,9 @@ class _Load:
         if by_key:
             some = [f"{key} (by {saver})" for key, saver in list(by_key.items())[:_MOST_SAVERS]]
             yield (
-                f"a graph that is still to run backward has saved {some_of(some + [''] * (len(by_key) - len(some)), 3)}: "
-                "run backward() or drop it first, or say allow_live_graph=True, and its backward raises"
+                "a graph that is still to run backward has saved "
+                f"{some_of(some + [''] * (len(by_key) - len(some)), 3)}: run backward() or drop it first, or say "
+                "allow_live_graph=True, and its backward raises"
             )
 
     # What is read before
@@ -324,13 +328,12 @@ class _Load:
             if not _may_be_cut(entry.record):
                 found[entry.key] = entry.tensor
             elif chunk is not None:
-                self._reading(entry.key, lambda tensor=entry.tensor: _read_through(tensor, chunk))
+                self._reading(entry.key, functools.partial(_read_through, entry.tensor, chunk))
             else:
                 record = entry.record
-                place = (record.storage.address, record.impl.storage_offset, record.impl.shape, record.impl.stride)
-                place += (record.impl.dtype,)
+                place = lies_at(record)
                 if place not in staged:
-                    staged[place] = self._reading(entry.key, lambda tensor=entry.tensor: _copied(tensor))
+                    staged[place] = self._reading(entry.key, functools.partial(_copied, entry.tensor))
                     self.extra_nbytes += 0 if self.assign else record.extent.needed_nbytes - record.extent.first_byte
                 found[entry.key] = staged[place]
             done += pair.slot.nbytes
@@ -341,7 +344,7 @@ class _Load:
         try:
             return read()
         except OSError as error:
-            raise LoadRefused([f"{self.source.name} was cut while {key} was read ({error}): nothing was written"]) from error
+            raise LoadRefused([f"{self.source.name} was cut while {key} was read: {error}"]) from error
 
     # What is written
 
@@ -350,11 +353,11 @@ class _Load:
         for path, module in self.modules.items():
             if path + _EXTRA_STATE_KEY_SUFFIX in given and path + _EXTRA_STATE_KEY_SUFFIX in self.modules.extra_states:
                 before = copy.deepcopy(module.get_extra_state())
-                log.also(lambda module=module, before=before: module.set_extra_state(before))
+                log.also(functools.partial(module.set_extra_state, before))
         for entry in self.loading.entries if self.assign else ():
             wanted = entry.record.impl.requires_grad
             if type(entry.tensor) is nn.Parameter:  # load_state_dict() makes it require what the model's does
-                log.also(lambda tensor=entry.tensor, wanted=wanted: tensor.requires_grad_(wanted))
+                log.also(functools.partial(entry.tensor.requires_grad_, wanted))
 
     def _materialize(self) -> None:
         """Give what is on meta memory, each tensor once, under all its names."""
@@ -404,7 +407,7 @@ class _Load:
         total = sum(pair.slot.nbytes for pair in self.loading.pairs)
         done = 0
         for pair in self.loading.pairs:
-            self._reading(pair.entry.key, lambda pair=pair: _write_chunked(targets[pair.slot.key], pair, chunk))
+            self._reading(pair.entry.key, functools.partial(_write_chunked, targets[pair.slot.key], pair, chunk))
             done += pair.slot.nbytes
             step(pair.entry.key, done, total)
 
@@ -418,8 +421,6 @@ class _Load:
             said = "TensorPlay: undo=False: what was written before the error stays; objects and ties are as before"
         if sys.version_info >= (3, 11):
             error.add_note(said)
-        if isinstance(error, LoadRefused) and not failed:
-            return
 
     # What is said afterwards
 
@@ -471,18 +472,18 @@ def _may_be_cut(record: Any) -> bool:
 
 
 def _bytes_of(record: Any) -> tuple[int, int]:
-    return record.extent.first_byte, record.extent.needed_nbytes
+    return int(record.extent.first_byte), int(record.extent.needed_nbytes)
 
 
 def _copied(tensor: Any) -> Any:
     """Answer a tensor of the same geometry over a copy of the bytes; raises OSError where they are not there."""
-    record = C.read(tensor)
+    record: Any = C.read(tensor)
     first, end = _bytes_of(record)
     memory = torch.empty(end - first, dtype=torch.uint8)
     if not C.copy_bytes(tensor, memory):
         raise OSError("its bytes cannot be read")
     new = torch.empty(0, dtype=tensor.dtype)
-    offset = record.impl.storage_offset - first // record.impl.itemsize
+    offset = int(record.impl.storage_offset) - first // record.impl.itemsize
     return new.set_(memory.untyped_storage(), offset, record.impl.shape, record.impl.stride)
 
 

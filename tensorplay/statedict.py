@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
-
 # isort: split
 import torch
 from torch import nn

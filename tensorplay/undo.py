@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -80,11 +81,11 @@ class Undo:
         for put_back in reversed(self._others):
             _try(put_back, failed)
         for table, before in self._tables:
-            _try(lambda table=table, before=before: _refill(table, before), failed)
+            _try(functools.partial(_refill, table, before), failed)
         for names, kept in self._sets:
-            _try(lambda names=names, kept=kept: _exchange(names, kept), failed)
+            _try(functools.partial(_exchange, names, kept), failed)
         for tensor, copy, version in reversed(self._kept.values()):
-            _try(lambda tensor=tensor, copy=copy, version=version: _rewrite(tensor, copy, version), failed)
+            _try(functools.partial(_rewrite, tensor, copy, version), failed)
         return failed
 
 
@@ -97,12 +98,6 @@ def _try(action: Callable[[], None], failed: list[BaseException]) -> None:
 
 
 def _refill(table: dict[str, Any], before: dict[str, Any]) -> None:
-    if list(table.items()) == [] and not before:
-        return
-    if len(table) == len(before) and all(
-        name in table and table[name] is value for name, value in before.items()
-    ):
-        return
     table.clear()
     table.update(before)
 

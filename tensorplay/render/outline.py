@@ -24,8 +24,8 @@ from tensorplay.render.checkpoint import Rows, checkpoint, totals
 from tensorplay.render.graph import graph, graph_summary, saved
 from tensorplay.render.growth import growth, growth_summary
 from tensorplay.render.holders import holders, holders_summary
-from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.load import load, load_summary
+from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.placement import mismatches, placement, placement_summary
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text

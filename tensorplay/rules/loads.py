@@ -189,8 +189,8 @@ class KeysOrShapes(StateRule):
             headline=f"{plural(len(keys), 'key')} not in the state dict, but under another name of the same tensor",
             subject=some_of([f"{key} is {loading.tied_to[key]}" for key in keys]),
             evidence={"tied": loading.tied_to, "strict": loading.strict},
-            why="the model has one tensor under both names, and safetensors keeps one of them; load_state_dict() raises "
-            "for the other unless strict=False",
+            why="the model has one tensor under both names, and safetensors keeps one of them; load_state_dict() "
+            "raises for the other unless strict=False",
             fix="safe_load_state_dict(), which takes it as there; or strict=False",
             source=_SOURCE,
             severity="info",
@@ -200,8 +200,8 @@ class KeysOrShapes(StateRule):
         unsure = all(loading.loads_itself(key) for key in unexpected)
         return self.finding(
             unexpected[0],
-            headline=f"{plural(len(unexpected), 'key')} of the state dict {'is' if len(unexpected) == 1 else 'are'} not "
-            "the model's",
+            headline=f"{plural(len(unexpected), 'key')} of the state dict "
+            f"{'is' if len(unexpected) == 1 else 'are'} not the model's",
             subject=some_of(list(unexpected)),
             evidence={
                 "unexpected": list(unexpected[:MOST_NAMES]),
@@ -245,7 +245,7 @@ class KeysOrShapes(StateRule):
                 "state_dict_shapes": [list(pair.entry.record.impl.shape or ()) for pair in pairs[:MOST_NAMES]],
             },
             why="load_state_dict() raises for it, with strict=False too, after it has copied what fits",
-            fix="build the model with the sizes that the state dict was saved with, or drop the keys and initialise them",
+            fix="build the model with the state dict's sizes, or drop the keys and initialise them",
             source=_SOURCE,
         )
 
@@ -464,9 +464,11 @@ class RequiresGradLost(StateRule):
             yield self._explained(
                 frozen, f"{plural(len(frozen), 'parameter')} no longer requiring grad: {whose}", "requires_grad_(True)"
             )
-        inference = [
-            slot.key for slot in state.slots if slot.is_parameter and slot.record.impl.is_inference
-        ] if before is not None or loading is not None else []
+        inference = (
+            [slot.key for slot in state.slots if slot.is_parameter and slot.record.impl.is_inference]
+            if before is not None or loading is not None
+            else []
+        )
         wanted = [slot.key for slot in state.slots if slot.is_parameter and slot.record.impl.requires_grad]
         trained = [key for key in inference if key in set(wanted)]
         if trained:
@@ -556,8 +558,8 @@ class CheckpointAliases(StateRule):
         if parts:
             yield self._explained(
                 [pair.slot.key for pair in parts],
-                headline=f"{plural(len(parts), 'key')} of the state dict {'shares' if len(parts) == 1 else 'share'} some "
-                "bytes with the parameter that is loaded",
+                headline=f"{plural(len(parts), 'key')} of the state dict "
+                f"{'shares' if len(parts) == 1 else 'share'} some bytes with the parameter that is loaded",
                 nbytes=sum(pair.slot.nbytes for pair in parts),
                 why="copying reads what it has just written, or PyTorch refuses to copy between such tensors",
                 fix="clone the state dict's tensors before loading",
@@ -761,8 +763,7 @@ class WastefulCheckpoint(StateRule):
                 "wasted_bytes": unseen,
             },
             why="a tensor keeps the whole storage that it is a view of: in memory, and in the file that torch.save "
-            "writes"
-            + (", and with assign=True in the model" if loading.assign else ""),
+            "writes" + (", and with assign=True in the model" if loading.assign else ""),
             fix="{key: value.clone() for key, value in state_dict.items()} before it is saved or assigned",
             source="read: c10/core/StorageImpl.h size_bytes_; geometry of all tensors over it",
         )

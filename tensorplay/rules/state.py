@@ -304,7 +304,9 @@ class TieBroken(StateRule):
                 if len({theirs.get(key, key) for key in tie.keys if key in loading.by_key}) > 1
             ]
             if lost:
-                yield self._explained(state, lost, "the model ties them, the checkpoint does not: assign=True unties", 0)
+                yield self._explained(
+                    state, lost, "the model ties them, the checkpoint does not: assign=True unties", 0
+                )
             return
         ties = state.before.ties if state.before is not None else [] if loading is None else loading.ties
         lost, copies, extra = [], 0, 0
