@@ -45,6 +45,8 @@ class Tie(NamedTuple):
 
     keys: tuple[str, ...]
     nbytes: int
+    is_one_object: bool | None
+    """Whether one tensor has all the names; None for what state_dict() made views of."""
 
 
 class NonFinite(NamedTuple):
@@ -105,7 +107,9 @@ def ties_of(tensors: Iterable[Slot] | Iterable[Entry]) -> list[Tie]:
             if len(lying) > 1:
                 impl = lying[0].record.impl
                 nbytes = impl.numel * impl.itemsize if isinstance(impl.numel, int) else 0
-                found.append(Tie(tuple(one.key for one in lying), nbytes))
+                impls = {one.record.impl.address for one in lying}
+                is_one = len(impls) == 1 if isinstance(lying[0], Slot) else None
+                found.append(Tie(tuple(one.key for one in lying), nbytes, is_one))
     return found
 
 

@@ -20,7 +20,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from tensorplay.callers import Caller
 from tensorplay.checkpoints import open_state_dict
-from tensorplay.errors import LoadRefused, TargetError
+from tensorplay.errors import LoadRefused
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import WITH_MEMORY, Finding, Unread, VersionMove
 from tensorplay.live import Live
@@ -28,7 +28,7 @@ from tensorplay.loading import Loading, ModelState, Moment, Pair, lies_at
 from tensorplay.modules import Modules
 from tensorplay.progress import Step, bar
 from tensorplay.rules.registry import state_rules
-from tensorplay.statedict import LoadReport, named_optimizers, need_model, need_state_dict, report_on
+from tensorplay.statedict import LoadReport, named_optimizers, need_model, need_state_dict, report_on, state_dict_in
 from tensorplay.undo import Undo
 from tensorplay.words import plural, some_of
 from tensorplay.written import Provenance, WriteWatch
@@ -149,17 +149,7 @@ class _Source(NamedTuple):
             files = {path: before.get(path) or _signature(path) for path in stored.files}
         else:
             need_state_dict(given, "safe_load_state_dict")
-        if key is not None:
-            if not isinstance(value, Mapping) or key not in value:
-                keys = some_of([repr(one) for one in value][:20]) if isinstance(value, Mapping) else "no keys"
-                raise TargetError(f"{name} has no key {key!r}: it has {keys}")
-            value = value[key]
-        if isinstance(value, Mapping) and key is None:
-            nested = Loading(modules, value).nested
-            value = value if nested is None else value[nested]
-        if not isinstance(value, Mapping):
-            raise TargetError(f"{name} holds a {type(value).__name__}, and no state dict: name one with key=")
-        return cls(name, value, files, unread)
+        return cls(name, state_dict_in(value, name, modules, key), files, unread)
 
     def check_unchanged(self) -> None:
         """Raise LoadRefused where a file is no longer the one that was opened."""
@@ -243,7 +233,7 @@ class _Load:
         state = ModelState([self.modules], self.optimizers, loading=self.loading)
         findings = [finding for rule in state_rules() for finding in rule.in_state(state)]
         wrong = [finding for finding in findings if self._forbids(finding)]
-        reasons = [f"{finding.code} {finding.where.name}: {finding.headline}; {finding.fix}" for finding in wrong]
+        reasons = [f"{finding.code} {finding.where.name}: {finding.headline}; {_way_out(finding)}" for finding in wrong]
         if torch.__future__.get_swap_module_params_on_conversion():
             reasons.append(
                 "torch.__future__.set_swap_module_params_on_conversion(True) makes loading exchange the insides of "
@@ -391,15 +381,16 @@ class _Load:
                     f"{answer.unexpected_keys}"
                 )
         if self.assign:
-            self._tie_what_was_missing()
+            self._tie_again()
 
-    def _tie_what_was_missing(self) -> None:
-        """Put the assigned tensor under the names too that the state dict had it not under."""
-        fresh = {slot.key: slot.tensor for slot in Modules(self.model).slots}
-        for slot in self.modules.slots:
-            other = self.loading.tied_to.get(slot.key)
-            if other is not None:
-                self.modules.put(slot, fresh[other])
+    def _tie_again(self) -> None:
+        """Make one parameter of what was one before, where the same bytes were assigned to all its names."""
+        fresh = {slot.key: slot for slot in Modules(self.model).slots}
+        for tie in self.before.ties:
+            first = fresh[next((key for key in tie.keys if key in self.loading.by_key), tie.keys[0])]
+            for key in tie.keys if tie.is_one_object else ():
+                if key in self.loading.tied_to or lies_at(fresh[key].record) == lies_at(first.record):
+                    self.modules.put(fresh[key], first.tensor)
 
     def _write_in_chunks(self, chunk_nbytes: int, step: Step) -> None:
         targets = {slot.key: slot.tensor for slot in Modules(self.model).slots}
@@ -447,6 +438,12 @@ class _Load:
             replaced=tuple(replaced),
             extra_nbytes=self.extra_nbytes,
         )
+
+
+def _way_out(finding: Finding) -> str:
+    if finding.code == "TP507" and "meta_after" in finding.evidence:
+        return "say device= to give it memory, or assign=True"
+    return finding.fix
 
 
 class _StateDict(dict[Any, Any]):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # isort: split
@@ -12,17 +13,30 @@ import torch
 from torch import nn
 
 from tensorplay.callers import Caller
+from tensorplay.checkpoints import open_state_dict
 from tensorplay.classes import class_name, derives
+from tensorplay.errors import TargetError
 from tensorplay.inspection import named_objects, outside_compiled_code
 from tensorplay.layers import Finding, LoadSummary, Unread
 from tensorplay.loading import Loading, ModelState
 from tensorplay.modules import Modules
 from tensorplay.placement import Placement
+from tensorplay.progress import Step
 from tensorplay.reports import Report
 from tensorplay.rules.registry import device_rules, state_rules
 from tensorplay.selection import lenient_config, select_findings
+from tensorplay.words import some_of
 
-__all__ = ["LoadReport", "named_optimizers", "need_model", "need_state_dict", "validate_state_dict_load"]
+__all__ = [
+    "LoadReport",
+    "compare_checkpoint",
+    "named_optimizers",
+    "need_model",
+    "need_state_dict",
+    "report_on",
+    "state_dict_in",
+    "validate_state_dict_load",
+]
 
 
 class LoadReport(Report):
@@ -137,6 +151,7 @@ def ask(state: ModelState, model: str, optimizers: Sequence[tuple[str, Any]]) ->
 def summary_of(state: ModelState, model: str, state_dict: str, **fields: Any) -> LoadSummary:
     """Answer the comparison as plain data."""
     loading = state.loading
+    ahead = loading is not None and loading.ahead  # on meta, to be compared: not a fact worth a word
     dtypes: Counter[str] = Counter()
     devices: Counter[str] = Counter()
     for slot, entry in () if loading is None else loading.pairs:
@@ -152,11 +167,11 @@ def summary_of(state: ModelState, model: str, state_dict: str, **fields: Any) ->
         missing=() if loading is None else tuple(loading.missing),
         unexpected=() if loading is None else tuple(loading.unexpected),
         not_persistent=tuple(slot.key for slot in state.slots if not slot.is_persistent),
-        model_nbytes=_nbytes(slot.record for slot in state.slots if slot.has_memory),
+        model_nbytes=_nbytes(slot.record for slot in state.slots if slot.has_memory or ahead),
         state_dict_nbytes=0 if loading is None else _nbytes(entry.record for entry in loading.entries),
         dtypes=dict(dtypes),
-        devices=dict(devices),
-        on_meta=len(state.leftovers),
+        devices={} if ahead else dict(devices),
+        on_meta=0 if ahead else len(state.leftovers),
         own_loading=() if loading is None else tuple(loading.own_loading),
         read_values=loading is not None and loading.values,
         **fields,
@@ -166,6 +181,59 @@ def summary_of(state: ModelState, model: str, state_dict: str, **fields: Any) ->
 def _nbytes(records: Any) -> int:
     storages = {record.storage.address: record.storage.nbytes for record in records if record.storage is not None}
     return sum(nbytes for nbytes in storages.values() if isinstance(nbytes, int))
+
+
+def state_dict_in(value: object, name: str, modules: Modules, key: str | None) -> Mapping[Any, Any]:
+    """Answer the state dict in what a checkpoint holds: under a key, or the only one that is plainly the model's.
+
+    Raises:
+        TargetError: there is none.
+    """
+    if key is not None:
+        if not isinstance(value, Mapping) or key not in value:
+            keys = some_of([repr(one) for one in value]) if isinstance(value, Mapping) else "no keys"
+            raise TargetError(f"{name} has no key {key!r}: it has {keys}")
+        value = value[key]
+    elif isinstance(value, Mapping):
+        nested = Loading(modules, value).nested
+        value = value if nested is None else value[nested]
+    if not isinstance(value, Mapping):
+        raise TargetError(f"{name} holds a {type(value).__name__}, and no state dict: say under which key it is")
+    return value
+
+
+def compare_checkpoint(
+    path: str | os.PathLike[str],
+    factory: Callable[[], Any],
+    target: str,
+    *,
+    key: str | None = None,
+    strict: bool = True,
+    values: bool = False,
+    select: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    step: Step | None = None,
+) -> LoadReport:
+    """Compare a checkpoint with a model that a factory builds on meta: neither's values are in memory.
+
+    Raises:
+        TargetError: the checkpoint cannot be read, or the factory builds no module.
+    """
+    stored = open_state_dict(path, step)
+    with torch.device("meta"):
+        made = factory()
+    parts = made.values() if isinstance(made, Mapping) else made if isinstance(made, (list, tuple)) else [made]
+    model = next((part for part in parts if derives(type(part), nn.Module)), None)
+    if model is None:
+        raise TargetError(f"{target} answers a {class_name(type(made))}, and no module to compare with")
+    modules = Modules(model)
+    state_dict = state_dict_in(stored.value, os.fspath(path), modules, key)
+    loading = Loading(modules, state_dict, strict=strict, ahead=True, values=values)
+    state = ModelState([modules], loading=loading)
+    try:
+        return report_on(state, None, target, os.fspath(path), unread=stored.unread, select=select, ignore=ignore)
+    except OSError as error:
+        raise TargetError(f"{path} was cut while it was read: {error}") from error
 
 
 def need_model(model: object, call: str) -> None:

@@ -647,7 +647,7 @@ class AmbiguousTie(StateRule):
     def in_state(self, state: ModelState) -> Iterator[Finding]:
         """Explain one finding for all ties whose values differ, and one for parts that overlap."""
         loading = state.loading
-        if loading is None or loading.assign or loading.ahead:
+        if loading is None or loading.assign:
             return
         theirs = {key: number for number, tie in enumerate(loading.ties) for key in tie.keys}
         found: list[tuple[list[str], bool]] = []

@@ -241,7 +241,8 @@ class TieBroken(StateRule):
 
     Which names lie over the same bytes: in the modules, in the state dict that is compared with, and, where
     `materialize_audit()` or `safe_load_state_dict()` saw them, in the modules before. With `assign=True` also what the
-    load would untie.
+    load would untie. Names that still share their memory, but are parameters of their own since, are told too: as a
+    warning where they were one object before, as an info beside a state dict, which cannot tell.
 
     ## Why it matters
 
@@ -309,25 +310,51 @@ class TieBroken(StateRule):
                 )
             return
         ties = state.before.ties if state.before is not None else [] if loading is None else loading.ties
-        lost, copies, extra = [], 0, 0
+        lost, apart, copies, extra = [], [], 0, 0
+        by_key = {slot.key: slot for slot in state.slots} if ties else {}
         for tie in ties:
-            slots = [slot for slot in state.slots if slot.key in set(tie.keys) and slot.is_parameter]
+            slots = [by_key[key] for key in tie.keys if key in by_key and by_key[key].is_parameter]
             storages = {slot.record.storage.address for slot in slots if slot.record.storage is not None}
             if len(storages) > 1:
                 lost.append(tie)
                 copies += len(storages)
                 extra += (len(storages) - 1) * tie.nbytes
+            elif len({slot.record.impl.address for slot in slots}) > 1 and tie.is_one_object is not False:
+                apart.append(tie)
+        whose = "before" if state.before is not None else "in the checkpoint"
         if lost:
-            whose = "before" if state.before is not None else "in the checkpoint"
             yield self._explained(state, lost, f"one parameter {whose}, now {plural(copies, 'storage')}", extra)
+        if apart:
+            yield self._apart(state, apart)
+
+    def _apart(self, state: ModelState, ties: Sequence[Tie]) -> Finding:
+        names = [key for tie in ties for key in tie.keys]
+        more = f", and {plural(len(ties) - 1, 'more tie')}" if len(ties) > 1 else ""
+        return self.finding(
+            names[0],
+            headline=f"{listed(list(ties[0].keys[:4]))}{more} are parameters of their own over one memory",
+            subject=f"{bytes_text(ties[0].nbytes)} under {plural(len(ties[0].keys), 'name')}",
+            evidence={
+                "names": names[:MOST_NAMES],
+                "ties": [list(tie.keys) for tie in ties[:MOST_NAMES]],
+                "distinct_storages": len(ties),
+                "parameter_bytes": sum(state.parameter_bytes.values()),
+            },
+            why="assign=True makes a parameter for every name; each gets a gradient of its own, and an optimizer moves "
+            "the memory once for each",
+            fix="tie again: module.weight = other.weight, or the model's tie_weights(), before the optimizer is built",
+            source="read: identity of the impls, c10/core/TensorImpl.h storage_",
+            severity=None if state.before is not None else "info",
+        )
 
     def _explained(self, state: ModelState, lost: Sequence[Tie], how: str, extra: int) -> Finding:
         names = [key for tie in lost for key in tie.keys]
         total = sum(state.parameter_bytes.values())
+        wanted = set(names)
         storages = {
             slot.record.storage.address
             for slot in state.slots
-            if slot.key in set(names) and slot.record.storage is not None
+            if slot.key in wanted and slot.record.storage is not None
         }
         instead = f"; {bytes_text(total)} of parameters instead of {bytes_text(total - extra)}" if extra else ""
         more = f", and {plural(len(lost) - 1, 'more tie')}" if len(lost) > 1 else ""
