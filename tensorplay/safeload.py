@@ -103,7 +103,7 @@ def safe_load_state_dict(
     optimizers = named_optimizers(optimizer, caller, "safe_load_state_dict", -1)
     with _steps(progress) as step:
         modules = Modules(model)
-        source = _Source.of(path_or_dict, modules, key, caller, step)
+        source = _Source.of(path_or_dict, modules, key, caller)
         load = _Load(modules, source, device, assign, strict, optimizers, values, caller)
         return load.run(undo, chunk_nbytes, allow_live_graph, step)
 
@@ -130,7 +130,7 @@ class _Source(NamedTuple):
     unread: tuple[Unread, ...] = ()
 
     @classmethod
-    def of(cls, given: object, modules: Modules, key: str | None, caller: Caller, step: Step) -> _Source:
+    def of(cls, given: object, modules: Modules, key: str | None, caller: Caller) -> _Source:
         """Open what was given.
 
         Raises:
@@ -144,7 +144,7 @@ class _Source(NamedTuple):
         if isinstance(given, (str, os.PathLike)):
             name = os.fspath(given)
             before = {path: _signature(path) for path in _files_of(Path(name))}
-            stored = open_state_dict(name, step)
+            stored = open_state_dict(name)
             value, unread = stored.value, stored.unread
             files = {path: before.get(path) or _signature(path) for path in stored.files}
         else:
