@@ -197,10 +197,10 @@ class NeverWritten(StateRule):
 
     def in_state(self, state: ModelState) -> Iterator[Finding]:
         """Explain one finding for what was made in one place."""
-        by_site: dict[tuple[str | None, str | None], list[tuple[Slot, Provenance]]] = {}
+        by_site: dict[str, list[tuple[Slot, Provenance]]] = {}
         for slot, known in state.unwritten:
-            by_site.setdefault((known.origin, known.site), []).append((slot, known))
-        for (origin, site), found in by_site.items():
+            by_site.setdefault(_made_by(known), []).append((slot, known))
+        for made_by, found in by_site.items():
             slots = [slot for slot, _ in found]
             partly = [(slot, known) for slot, known in found if known.state == "partly"]
             kept_out = [slot.key for slot in slots if not slot.is_parameter and not slot.is_persistent]
@@ -209,7 +209,7 @@ class NeverWritten(StateRule):
                 f"; {slot.key} has {bytes_text(known.written_nbytes)} of {bytes_text(known.nbytes)} written"
                 for slot, known in partly[:3]
             )
-            where = f" by {origin}" + (f" at {site}" if site else "") if origin else ""
+            where = f" by {made_by}" if made_by else ""
             yield self.finding(
                 slots[0].key,
                 headline=f"{_counted(slots)} never written since the memory was allocated"
@@ -221,9 +221,8 @@ class NeverWritten(StateRule):
                     "partly_written": [slot.key for slot, _ in partly][:MOST_NAMES],
                     "unwritten_bytes": unwritten,
                     "non_persistent": kept_out[:MOST_NAMES],
-                    "allocated_by": origin,
-                    "site": site,
-                    "copied_from": [known.copied_from for _, known in found if known.copied_from][:MOST_NAMES],
+                    "allocated_by": made_by,
+                    "copies": [slot.key for slot, known in found if known.copied_from][:MOST_NAMES],
                 },
                 why="such memory holds what was there before"
                 + (f"; {some_of(kept_out, 3)}: persistent=False, so no checkpoint has it" if kept_out else ""),
@@ -456,6 +455,11 @@ class OptimizerOrphan(StateRule):
             fix="build the optimizer after loading, and load its state dict then",
             source="walked: optimizer.param_groups, the modules' _parameters; compared by identity",
         )
+
+
+def _made_by(known: Provenance) -> str:
+    """Say which operator allocated the memory, and where; of a copy, what it is copied from."""
+    return known.copied_from or " at ".join(filter(None, (known.origin, known.site)))
 
 
 def _counted(slots: Sequence[Slot]) -> str:
