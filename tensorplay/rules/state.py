@@ -199,7 +199,7 @@ class NeverWritten(StateRule):
         """Explain one finding for what was made in one place."""
         by_site: dict[tuple[str | None, str | None], list[tuple[Slot, Provenance]]] = {}
         for slot, known in state.unwritten:
-            by_site.setdefault((known.origin, known.site), []).append((slot, known))
+            by_site.setdefault(_made(known), []).append((slot, known))
         for (origin, site), found in by_site.items():
             slots = [slot for slot, _ in found]
             partly = [(slot, known) for slot, known in found if known.state == "partly"]
@@ -314,6 +314,7 @@ class TieBroken(StateRule):
         by_key = {slot.key: slot for slot in state.slots} if ties else {}
         for tie in ties:
             slots = [by_key[key] for key in tie.keys if key in by_key and by_key[key].is_parameter]
+            slots = [slot for slot in slots if not state.has_value(slot)]  # a hook makes one on meta for every name
             storages = {slot.record.storage.address for slot in slots if slot.record.storage is not None}
             if len(storages) > 1:
                 lost.append(tie)
@@ -456,6 +457,16 @@ class OptimizerOrphan(StateRule):
             fix="build the optimizer after loading, and load its state dict then",
             source="walked: optimizer.param_groups, the modules' _parameters; compared by identity",
         )
+
+
+def _made(known: Provenance) -> tuple[str | None, str | None]:
+    """Answer what allocated memory, and where; of a copy that the same line made (FSDP2 pads), what it is a copy of."""
+    operator, _, site = (known.copied_from or "").partition(" at ")
+    return (
+        (operator, known.site)
+        if known.state == "never" and operator and site == known.site
+        else (known.origin, known.site)
+    )
 
 
 def _counted(slots: Sequence[Slot]) -> str:
