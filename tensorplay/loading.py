@@ -270,7 +270,7 @@ class Loading:
 
     @functools.cached_property
     def strangers_sharing(self) -> list[tuple[str, str]]:
-        """Keys of entries that lie over the memory of another key's tensor, with that."""
+        """Keys of entries that are loaded and lie over the memory of another key's tensor, with that."""
         by_begin = sorted(
             (slot.record.data.pointer, slot.record.data.pointer + slot.record.storage.nbytes, slot.key)
             for slot in self.modules.slots
@@ -281,7 +281,7 @@ class Loading:
         begins = [begin for begin, _, _ in by_begin]
         own = {pair.slot.key for pair, _ in self.aliases}
         found = []
-        for entry in self.entries:
+        for _, entry in self.pairs:
             if entry.key in own or not _memory_of(entry.record):
                 continue
             begin = entry.record.data.pointer

@@ -246,6 +246,13 @@ class _Load:
                     f"{some_of(held)} would be replaced, and the optimizer would hold the old "
                     f"{'one' if len(held) == 1 else 'ones'}: load first, and build the optimizer then"
                 )
+        offloaded = [pair.slot.key for pair in self.loading.pairs if self.modules.has_value.get(pair.slot.key)]
+        if offloaded:
+            reasons.append(
+                f"{some_of(offloaded, 3)} on meta, with the values in an offload hook, which would keep the old ones: "
+                "load before the model is offloaded, or remove the hooks first "
+                "(accelerate.hooks.remove_hook_from_submodules)"
+            )
         if chunk_nbytes is not None:
             reasons += self._why_not_in_chunks()
         if not self.assign and not allow_live_graph:
@@ -259,6 +266,8 @@ class _Load:
             return True
         if finding.code == "TP504":
             return finding.severity != "info"
+        if finding.code == "TP501" and "mixed" in finding.evidence:
+            return True  # also where a hook would exchange the model's own on the way: that is not undone
         return finding.severity == "error" and not (finding.code == "TP507" and self._will_have_memory(finding))
 
     def _will_have_memory(self, finding: Finding) -> bool:
@@ -311,7 +320,7 @@ class _Load:
         done = 0
         staged: dict[tuple[Any, ...], Any] = {}
         found: dict[str, Any] = {}
-        chunk = None if chunk_nbytes is None else torch.empty(chunk_nbytes, dtype=torch.uint8)
+        chunk = None if chunk_nbytes is None else _memory(chunk_nbytes)
         self.extra_nbytes += chunk_nbytes or 0
         for pair in pairs:
             entry = pair.entry
@@ -394,7 +403,7 @@ class _Load:
 
     def _write_in_chunks(self, chunk_nbytes: int, step: Step) -> None:
         targets = {slot.key: slot.tensor for slot in Modules(self.model).slots}
-        chunk = torch.empty(chunk_nbytes, dtype=torch.uint8)
+        chunk = _memory(chunk_nbytes)
         total = sum(pair.slot.nbytes for pair in self.loading.pairs)
         done = 0
         for pair in self.loading.pairs:
@@ -472,14 +481,19 @@ def _bytes_of(record: Any) -> tuple[int, int]:
     return int(record.extent.first_byte), int(record.extent.needed_nbytes)
 
 
+def _memory(nbytes: int) -> Any:
+    """Answer memory that is filled natively: made by no operator, so that no watch takes it as never written."""
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(torch.UntypedStorage(nbytes, device="cpu"))
+
+
 def _copied(tensor: Any) -> Any:
     """Answer a tensor of the same geometry over a copy of the bytes; raises OSError where they are not there."""
     record: Any = C.read(tensor)
     first, end = _bytes_of(record)
-    memory = torch.empty(end - first, dtype=torch.uint8)
+    memory = _memory(end - first)
     if not C.copy_bytes(tensor, memory):
         raise OSError("its bytes cannot be read")
-    new = torch.empty(0, dtype=tensor.dtype)
+    new = torch.empty(0, dtype=tensor.dtype, device="cpu")
     offset = int(record.impl.storage_offset) - first // record.impl.itemsize
     return new.set_(memory.untyped_storage(), offset, record.impl.shape, record.impl.stride)
 
@@ -489,7 +503,7 @@ def _pieces(tensor: Any, nbytes: int) -> Iterator[Any]:
     first, end = _bytes_of(C.read(tensor))
     storage = tensor.untyped_storage()
     for begin in range(first, end, nbytes):
-        yield torch.empty(0, dtype=torch.uint8).set_(storage, begin, (min(nbytes, end - begin),))
+        yield torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, begin, (min(nbytes, end - begin),))
 
 
 def _read_through(tensor: Any, chunk: Any) -> None:

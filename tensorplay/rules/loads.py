@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tensorplay.layers import WRAPPERS
 from tensorplay.rules.registry import StateRule
 from tensorplay.rules.state import MOST_NAMES
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text, some_of
@@ -125,8 +126,13 @@ class KeysOrShapes(StateRule):
             yield self._misshapen(loading.misshapen)
         if loading.not_tensors:
             yield self._not_tensors(loading.not_tensors)
-        if loading.mixed and not loading.assign:
-            yield self._mixed(loading.mixed)
+        mixed = [pair for pair in loading.mixed if not loading.assign or pair.slot.record.python.type == "DTensor"]
+        for pairs in (
+            [pair for pair in mixed if pair.slot.record.kind in WRAPPERS],
+            [pair for pair in mixed if pair.slot.record.kind not in WRAPPERS],
+        ):
+            if pairs:
+                yield self._mixed(loading, pairs)
 
     def _nested(self, loading: Loading, key: str) -> Finding:
         return self.finding(
@@ -260,18 +266,43 @@ class KeysOrShapes(StateRule):
             source=_SOURCE,
         )
 
-    def _mixed(self, pairs: Sequence[Pair]) -> Finding:
+    def _mixed(self, loading: Loading, pairs: Sequence[Pair]) -> Finding:
         first = pairs[0]
-        kinds = [one.record.python.type for one in first]
+        is_whole = first.entry.record.kind not in WRAPPERS  # the state dict's side; the model's is the opposite
+        kind = (first.slot if is_whole else first.entry).record.python.type
+        # FSDP2 puts whole parameters in for a forward, and its hook takes them out again before loading.
+        unsure = not is_whole and all(loading.loads_itself(pair.slot.key) for pair in pairs)
+        why = "copying one into the other raises"
+        if unsure:
+            why += "; a hook before loading may put the model's own back first, as FSDP2's does after a forward"
+        elif is_whole and loading.assign:
+            why = (
+                "assign=True puts the whole tensor in its place: FSDP2 raises then, others keep all of it on each rank"
+            )
+        if kind != "DTensor":
+            fix = f"convert the state dict, or the model, so that both have {kind}, or neither"
+        elif is_whole:
+            fix = (
+                "torch.distributed.checkpoint.state_dict.set_model_state_dict(model, state_dict, "
+                "options=StateDictOptions(full_state_dict=True))"
+            )
+        elif unsure:
+            fix = "model.reshard() first, where it is FSDP2's"
+        else:
+            fix = "on each rank value.full_tensor() of each of them; or shard the model first"
         return self.finding(
             first.slot.key,
-            headline=f"{plural(len(pairs), 'key')} of a model of {kinds[0]} for which the state dict has {kinds[1]}",
+            headline=f"{plural(len(pairs), 'key')} that the {'model' if is_whole else 'state dict'} has as {kind}, and "
+            f"the {'state dict' if is_whole else 'model'} as a plain tensor",
             subject=some_of([pair.slot.key for pair in pairs]),
-            evidence={"mixed": [pair.slot.key for pair in pairs[:MOST_NAMES]], "types": kinds},
-            why="copying one into the other raises, or copies a whole tensor into one rank's part",
-            fix="torch.distributed.checkpoint.state_dict.set_model_state_dict(model, state_dict, "
-            "options=StateDictOptions(full_state_dict=True))",
+            evidence={
+                "mixed": [pair.slot.key for pair in pairs[:MOST_NAMES]],
+                "types": [one.record.python.type for one in first],
+            },
+            why=why,
+            fix=fix,
             source=_SOURCE,
+            severity="info" if unsure else None,
         )
 
 
@@ -881,7 +912,7 @@ class NonFiniteValues(StateRule):
 
     ## Known limits
 
-    Tensors on other devices, sparse and quantized ones are not read.
+    Tensors on other devices, sparse and quantized ones, DTensors and other wrappers are not read.
 
     ## Example
 

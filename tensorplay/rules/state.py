@@ -221,7 +221,8 @@ class NeverWritten(StateRule):
                     "partly_written": [slot.key for slot, _ in partly][:MOST_NAMES],
                     "unwritten_bytes": unwritten,
                     "non_persistent": kept_out[:MOST_NAMES],
-                    "allocated_by": made_by,
+                    "allocated_by": made_by.partition(" at ")[0],
+                    "site": made_by.partition(" at ")[2],
                     "copies": [slot.key for slot, known in found if known.copied_from][:MOST_NAMES],
                 },
                 why="such memory holds what was there before"
@@ -313,6 +314,7 @@ class TieBroken(StateRule):
         by_key = {slot.key: slot for slot in state.slots} if ties else {}
         for tie in ties:
             slots = [by_key[key] for key in tie.keys if key in by_key and by_key[key].is_parameter]
+            slots = [slot for slot in slots if not state.has_value(slot)]  # a hook makes one on meta for every name
             storages = {slot.record.storage.address for slot in slots if slot.record.storage is not None}
             if len(storages) > 1:
                 lost.append(tie)
