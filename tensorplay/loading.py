@@ -18,7 +18,10 @@ from tensorplay.storages import region
 if TYPE_CHECKING:
     from tensorplay.written import Provenance
 
-__all__ = ["Entry", "Loading", "ModelState", "Moment", "NonFinite", "Pair", "Tie", "lies_at"]
+__all__ = ["ASSIGN_MARK", "Entry", "Loading", "ModelState", "Moment", "NonFinite", "Pair", "Tie", "lies_at"]
+
+ASSIGN_MARK = "assign_to_params_buffers"
+"""What load_state_dict(assign=True) leaves in a state dict's metadata: every later load of it assigns too."""
 
 _WRAPPING = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.")
 _NESTED_MOST = 50
@@ -119,7 +122,8 @@ class Loading:
     Args:
         modules: the modules.
         state_dict: what is to be loaded, or was.
-        assign: whether the state dict's tensors take the place of the modules' own, as ``assign=True`` has it.
+        assign: whether the state dict's tensors take the place of the modules' own, as ``assign=True`` has it; they do
+            too where the state dict was loaded so once.
         strict: whether every key has to match.
         ahead: whether the modules were built to be compared, and the load is still to come.
     """
@@ -134,12 +138,12 @@ class Loading:
         ahead: bool = False,
         values: bool = False,
     ) -> None:
-        self.assign = assign
         self.strict = strict
         self.ahead = ahead
         self.modules = modules
         self.items = list(state_dict.items())
         self.metadata = getattr(state_dict, "_metadata", None)
+        self.assign = assign or _is_marked(self.metadata)
         self.entries: list[Entry] = []
         self.others: list[tuple[Any, Any]] = []
         """Keys and values that are no tensors under a name."""
@@ -225,6 +229,16 @@ class Loading:
         """Modules that load in a way of their own, with it."""
         return [f"{path.rstrip('.') or 'the model'}: {how}" for path, how in self.modules.loaders.items()]
 
+    def written_together(self, tie: Tie) -> list[list[str]]:
+        """Answer which of a tie's keys one tensor gets its values from: with ``assign`` those of one table's entry."""
+        keys = [key for key in tie.keys if key in self.by_key]
+        if not self.assign:
+            return [keys]
+        by_place: dict[tuple[int, str], list[str]] = {}
+        for key in keys:
+            by_place.setdefault(self.modules.place_of(key), []).append(key)
+        return list(by_place.values())
+
     def loads_itself(self, key: str) -> bool:
         """Tell whether a module around a key loads in a way of its own, so that names may be changed on the way."""
         return any(key.startswith(path) for path in self.modules.loaders)
@@ -270,24 +284,28 @@ class Loading:
 
     @functools.cached_property
     def strangers_sharing(self) -> list[tuple[str, str]]:
-        """Keys of entries that lie over the memory of another key's tensor, with that."""
+        """Keys of entries over the memory of another key's tensor that is overwritten before they are read."""
+        aliased = {pair.slot.key: how for pair, how in self.aliases}
         by_begin = sorted(
-            (slot.record.data.pointer, slot.record.data.pointer + slot.record.storage.nbytes, slot.key)
-            for slot in self.modules.slots
-            if _memory_of(slot.record)
+            (pair.slot.record.data.pointer, number)
+            for number, pair in enumerate(self.pairs)
+            if aliased.get(pair.slot.key) != "identical" and _memory_of(pair.slot.record)
         )
         if not by_begin:
             return []
-        begins = [begin for begin, _, _ in by_begin]
-        own = {pair.slot.key for pair, _ in self.aliases}
+        begins = [begin for begin, _ in by_begin]
+        longest = max(self.pairs[number].slot.record.storage.nbytes for _, number in by_begin)
         found = []
-        for entry in self.entries:
-            if entry.key in own or not _memory_of(entry.record):
+        for number, (slot, entry) in enumerate(self.pairs):
+            if slot.key in aliased or not _memory_of(entry.record):
                 continue
-            begin = entry.record.data.pointer
-            index = bisect.bisect_left(begins, begin + entry.record.storage.nbytes) - 1
-            if index >= 0 and by_begin[index][1] > begin:
-                found.append((entry.key, by_begin[index][2]))
+            begin, end = entry.record.data.pointer, entry.record.data.pointer + entry.record.storage.nbytes
+            first, last = bisect.bisect_left(begins, begin - longest), bisect.bisect_left(begins, end)
+            for _, other in itertools.islice(by_begin[first:last], _MOST_PAIRS):
+                written = self.pairs[other].slot
+                if other < number and _shares(written.record, entry.record):
+                    found.append((entry.key, written.key))
+                    break
         return found
 
     @functools.cached_property
@@ -418,6 +436,13 @@ def _shares(one: Any, other: Any) -> str | None:
         return "identical"
     how, _ = C.overlap_of(first, second)
     return None if how == "disjoint" else str(how)
+
+
+def _is_marked(metadata: Any) -> bool:
+    """Tell whether a state dict was loaded with assign=True before: what load_state_dict() notes in its metadata."""
+    return isinstance(metadata, Mapping) and any(
+        isinstance(one, Mapping) and one.get(ASSIGN_MARK) for one in metadata.values()
+    )
 
 
 def _is_number_of_old(pair: Pair) -> bool:
