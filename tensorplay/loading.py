@@ -229,9 +229,19 @@ class Loading:
         """Modules that load in a way of their own, with it."""
         return [f"{path.rstrip('.') or 'the model'}: {how}" for path, how in self.modules.loaders.items()]
 
+    @functools.cached_property
+    def _taken(self) -> dict[str, Pair]:
+        """Pairs that loading does not raise for, by their keys."""
+        misshapen = {pair.slot.key for pair in self.misshapen}
+        return {
+            pair.slot.key: pair
+            for pair in self.pairs
+            if pair.slot.key not in misshapen and (self.assign or pair.entry.record.impl.device != "meta")
+        }
+
     def written_together(self, tie: Tie) -> list[list[str]]:
         """Answer which of a tie's keys one tensor gets its values from: with ``assign`` those of one table's entry."""
-        keys = [key for key in tie.keys if key in self.by_key]
+        keys = [key for key in tie.keys if key in self._taken]
         if not self.assign:
             return [keys]
         by_place: dict[tuple[int, str], list[str]] = {}
@@ -285,24 +295,25 @@ class Loading:
     @functools.cached_property
     def strangers_sharing(self) -> list[tuple[str, str]]:
         """Keys of entries over the memory of another key's tensor that is overwritten before they are read."""
+        pairs = list(self._taken.values())
         aliased = {pair.slot.key: how for pair, how in self.aliases}
         by_begin = sorted(
             (pair.slot.record.data.pointer, number)
-            for number, pair in enumerate(self.pairs)
+            for number, pair in enumerate(pairs)
             if aliased.get(pair.slot.key) != "identical" and _memory_of(pair.slot.record)
         )
         if not by_begin:
             return []
         begins = [begin for begin, _ in by_begin]
-        longest = max(self.pairs[number].slot.record.storage.nbytes for _, number in by_begin)
+        longest = max(pairs[number].slot.record.storage.nbytes for _, number in by_begin)
         found = []
-        for number, (slot, entry) in enumerate(self.pairs):
+        for number, (slot, entry) in enumerate(pairs):
             if slot.key in aliased or not _memory_of(entry.record):
                 continue
             begin, end = entry.record.data.pointer, entry.record.data.pointer + entry.record.storage.nbytes
             first, last = bisect.bisect_left(begins, begin - longest), bisect.bisect_left(begins, end)
             for _, other in itertools.islice(by_begin[first:last], _MOST_PAIRS):
-                written = self.pairs[other].slot
+                written = pairs[other].slot
                 if other < number and _shares(written.record, entry.record):
                     found.append((entry.key, written.key))
                     break
@@ -368,7 +379,9 @@ class Loading:
         return found
 
     def same_values(self, one: str, other: str) -> bool | None:
-        """Tell whether two entries have the same bytes; None where they cannot be read."""
+        """Tell whether two entries have the same bytes; None where they cannot be read, or are of different types."""
+        if self.by_key[one].record.impl.dtype != self.by_key[other].record.impl.dtype:
+            return None
         if (one, other) not in self._compared:
             try:
                 same = C.same_values(self.by_key[one].tensor, self.by_key[other].tensor)
@@ -435,7 +448,15 @@ def _shares(one: Any, other: Any) -> str | None:
     if first is None or second is None:
         return "identical"
     how, _ = C.overlap_of(first, second)
+    if how == "identical" and _steps(one) != _steps(other):
+        return "in another order"
     return None if how == "disjoint" else str(how)
+
+
+def _steps(record: Any) -> list[tuple[Any, Any]]:
+    """Answer what tells in which order a tensor goes through its bytes."""
+    impl = record.impl
+    return [(size, step) for size, step in zip(impl.shape, impl.stride, strict=True) if size != 1]
 
 
 def _is_marked(metadata: Any) -> bool:

@@ -544,7 +544,7 @@ class CheckpointAliases(StateRule):
         if loading is None:
             return
         whole = [pair for pair, how in loading.aliases if how == "identical"]
-        parts = [pair for pair, how in loading.aliases if how != "identical"]
+        parts = [] if loading.assign else [pair for pair, how in loading.aliases if how != "identical"]
         crossed = [] if loading.assign else loading.strangers_sharing
         if whole:
             yield self._explained(
