@@ -428,7 +428,7 @@ def mutate(rng: random.Random, model: nn.Module, state_dict: dict[str, Any]) -> 
         elif what == 4 and tensors:
             one = rng.choice(tensors)
             state_dict[one] = rng.choice([torch.ones(7), torch.ones(1), torch.tensor(1.0), torch.ones(2, 3, 1)])
-        elif what == 5 and tensors:
+        elif what == 5 and tensors and not any(map(torch.nn.parameter.is_lazy, model.parameters())):
             state_dict[rng.choice(tensors)] = rng.choice([None, 3, "text", [torch.ones(1)]])
         elif what == 6:
             state_dict[rng.choice([key + ".more", "more", key + "x", "first.weight.data"])] = torch.ones(1)
@@ -465,10 +465,10 @@ def said_by_torch(model: nn.Module, state_dict: dict[str, Any], strict: bool = T
     }
 
 
-@pytest.mark.parametrize("first", range(0, 400, 40))
+@pytest.mark.parametrize("first", range(0, 400, 100))
 def test_tp501_says_what_load_state_dict_itself_says(first):
     seen = set()
-    for seed in range(first, first + 40):
+    for seed in range(first, first + 100):
         rng, model = grown(seed, LEAVES)
         state_dict = saved(rng, model)
         if rng.random() < 0.3:
