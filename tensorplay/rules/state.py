@@ -302,7 +302,7 @@ class TieBroken(StateRule):
             lost = [
                 tie
                 for tie in state.ties
-                if len({theirs.get(key, key) for key in tie.keys if key in loading.by_key}) > 1
+                if len({theirs.get(keys[-1], keys[-1]) for keys in loading.written_together(tie)}) > 1
             ]
             if lost:
                 yield self._explained(
