@@ -305,10 +305,7 @@ class TieBroken(StateRule):
                 if len({theirs.get(keys[-1], keys[-1]) for keys in loading.written_together(tie)}) > 1
             ]
             if lost:
-                yield self._explained(
-                    state, lost, "the model ties them, the checkpoint does not: assign=True unties", 0
-                )
-            return
+                yield self._explained(state, lost, "the checkpoint does not tie them, so that assign=True unties", 0)
         ties = state.before.ties if state.before is not None else [] if loading is None else loading.ties
         lost, apart, copies, extra = [], [], 0, 0
         by_key = {slot.key: slot for slot in state.slots} if ties else {}
@@ -317,6 +314,8 @@ class TieBroken(StateRule):
             slots = [slot for slot in slots if not state.has_value(slot)]  # a hook makes one on meta for every name
             storages = {slot.record.storage.address for slot in slots if slot.record.storage is not None}
             if len(storages) > 1:
+                if loading is not None and loading.assign and state.before is None:
+                    continue  # assign=True will tie them, or has
                 lost.append(tie)
                 copies += len(storages)
                 extra += (len(storages) - 1) * tie.nbytes
