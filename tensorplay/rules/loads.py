@@ -238,8 +238,8 @@ class KeysOrShapes(StateRule):
 
     def _misshapen(self, pairs: Sequence[Pair]) -> Finding:
         some = [
-            f"{shape_text(pair.slot.record.impl.shape)} in the model, {shape_text(pair.entry.record.impl.shape)} in the "
-            "state dict"
+            f"{shape_text(pair.slot.record.impl.shape)} in the model, "
+            f"{shape_text(pair.entry.record.impl.shape)} in the state dict"
             for pair in pairs[:3]
         ]
         some[1:] = [f"{pair.slot.key} {words}" for pair, words in zip(pairs[1:], some[1:], strict=False)]
