@@ -12,7 +12,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.layers import WITH_MEMORY
-from tensorplay.modules import Modules, Slot
+from tensorplay.modules import Modules, Slot, lists_in
 
 __all__ = ["Undo"]
 
@@ -31,6 +31,7 @@ class Undo:
         """Memory that the kept bytes take."""
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._sets: list[tuple[set[str], set[str]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
         self._others: list[Callable[[], None]] = []
         self._kept: dict[tuple[Any, ...], tuple[Any, Any, int | None]] = {}
         seen: set[int] = set()
@@ -42,6 +43,7 @@ class Undo:
             for name in _TABLES:
                 if isinstance(own.get(name), dict):
                     self._tables.append((own[name], dict(own[name])))
+            self._lists += [(listed, list(listed)) for listed in lists_in(own)]
             if isinstance(own.get("_non_persistent_buffers_set"), set):
                 self._sets.append((own["_non_persistent_buffers_set"], set(own["_non_persistent_buffers_set"])))
 
@@ -82,6 +84,8 @@ class Undo:
             _try(put_back, failed)
         for table, before in self._tables:
             _try(functools.partial(_refill, table, before), failed)
+        for listed, whole in self._lists:
+            _try(functools.partial(listed.__setitem__, slice(None), whole), failed)
         for names, kept in self._sets:
             _try(functools.partial(_exchange, names, kept), failed)
         for tensor, copy, version in reversed(self._kept.values()):
