@@ -32,6 +32,11 @@ class Undo:
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._sets: list[tuple[set[str], set[str]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._lazy = [
+            (slot.tensor, type(slot.tensor), slot.record.impl.version)
+            for slot in modules.slots
+            if slot.record.kind == "uninitialized"
+        ]
         self._others: list[Callable[[], None]] = []
         self._kept: dict[tuple[Any, ...], tuple[Any, Any, int | None]] = {}
         seen: set[int] = set()
@@ -84,6 +89,8 @@ class Undo:
             _try(put_back, failed)
         for table, before in self._tables:
             _try(functools.partial(_refill, table, before), failed)
+        for lazy, kind, version in self._lazy:
+            _try(functools.partial(_unshape, lazy, kind, version), failed)
         for listed, whole in self._lists:
             _try(functools.partial(listed.__setitem__, slice(None), whole), failed)
         for names, kept in self._sets:
@@ -109,6 +116,15 @@ def _refill(table: dict[str, Any], before: dict[str, Any]) -> None:
 def _exchange(names: set[str], kept: set[str]) -> None:
     names.clear()
     names.update(kept)
+
+
+def _unshape(tensor: Any, kind: type, version: int | None) -> None:
+    """Take from a parameter the shape that loading gave to it: it was still to be shaped."""
+    if type(tensor) is not kind:
+        tensor.data = tensor.data.new_empty(0)
+        tensor.__class__ = kind
+        if version is not None:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def _rewrite(tensor: Any, copy: Any, version: int | None) -> None:
