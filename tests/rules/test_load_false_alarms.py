@@ -212,6 +212,17 @@ def test_state_dict_that_was_assigned_once_is_copied_where_that_is_asked_for():
     assert {f.code for f in tp.validate_state_dict_load(model, state_dict, optimizer).findings} == {"TP405", "TP504"}
 
 
+class Breaks(nn.Module):
+    """Takes no state but its own."""
+
+    def get_extra_state(self) -> None:
+        return None
+
+    def set_extra_state(self, state: object) -> None:
+        if state is not None:
+            raise ValueError("no state of mine")
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("assign", [False, True])
 def test_lists_that_a_module_keeps_of_its_own_parameters_go_along(kind, assign):
@@ -220,14 +231,6 @@ def test_lists_that_a_module_keeps_of_its_own_parameters_go_along(kind, assign):
         model = kind(3, 4)
     whole = kind(3, 4)
     before = list(model._flat_weights)
-
-    class Breaks(nn.Module):
-        def get_extra_state(self) -> None:
-            return None
-
-        def set_extra_state(self, state: object) -> None:
-            if state is not None:
-                raise ValueError("no state of mine")
 
     both = nn.ModuleList([model, Breaks()])
     state_dict = {f"0.{key}": value for key, value in whole.state_dict().items()} | {"1._extra_state": 3}
@@ -241,3 +244,19 @@ def test_lists_that_a_module_keeps_of_its_own_parameters_go_along(kind, assign):
     )
     assert alarms(report) == []
     assert torch.equal(model(x := torch.ones(2, 3))[0], whole(x)[0])
+
+
+def test_lazy_module_is_lazy_again_where_the_load_fails():
+    model = nn.ModuleList([nn.LazyLinear(3), Breaks()])
+    state_dict = {"0.weight": torch.ones(3, 4), "0.bias": torch.ones(3), "1._extra_state": 3}
+    weight = model[0].weight
+
+    with pytest.raises(ValueError, match="no state of mine"):
+        tp.safe_load_state_dict(model, state_dict)
+
+    assert model[0].weight is weight
+    assert type(weight) is nn.parameter.UninitializedParameter
+    assert model[0].has_uninitialized_params()
+    state_dict["1._extra_state"] = None
+    assert alarms(tp.safe_load_state_dict(model, state_dict)) == []
+    assert torch.equal(model[0].weight, torch.ones(3, 4))

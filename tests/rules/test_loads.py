@@ -17,7 +17,7 @@ from torch import nn
 
 import tensorplay as tp
 
-SEEDS = range(25)
+SEEDS = range(15)
 
 # -- Random models
 
