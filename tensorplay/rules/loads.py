@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tensorplay.layers import WRAPPERS
 from tensorplay.rules.registry import StateRule
 from tensorplay.rules.state import MOST_NAMES
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text, some_of
@@ -57,10 +58,11 @@ class KeysOrShapes(StateRule):
     ## What it checks
 
     The keys that load_state_dict() goes through, with each module's own tables: what the state dict lacks, what it has
-    too much, shapes that differ, values that are no tensors, DTensors beside plain tensors. A prefix that all keys have
-    (`module.` of DistributedDataParallel, `_orig_mod.` of torch.compile) is one finding; so is a state dict under a key
-    of a larger checkpoint. A missing key whose tensor the state dict has under another name of a tie is an info. Keys
-    below a module that is None are accepted by load_state_dict() without a word, and named here.
+    too much, shapes that differ, values that are no tensors, DTensors beside plain tensors, sparse or quantized ones
+    beside dense ones. A prefix that all keys have (`module.` of DistributedDataParallel, `_orig_mod.` of torch.compile)
+    is one finding; so is a state dict under a key of a larger checkpoint. A missing key whose tensor the state dict has
+    under another name of a tie is an info. Keys below a module that is None are accepted by load_state_dict() without a
+    word, and named here.
 
     ## Why it matters
 
@@ -263,15 +265,20 @@ class KeysOrShapes(StateRule):
 
     def _mixed(self, pairs: Sequence[Pair]) -> Finding:
         first = pairs[0]
-        kinds = [one.record.python.type for one in first]
+        wrapped = any(one.record.kind in WRAPPERS for one in first)
+        kinds = [one.record.python.type if wrapped else one.record.kind for one in first]
         return self.finding(
             first.slot.key,
             headline=f"{plural(len(pairs), 'key')} of a model of {kinds[0]} for which the state dict has {kinds[1]}",
             subject=some_of([pair.slot.key for pair in pairs]),
             evidence={"mixed": [pair.slot.key for pair in pairs[:MOST_NAMES]], "types": kinds},
-            why="copying one into the other raises, or copies a whole tensor into one rank's part",
+            why="copying one into the other raises, or copies a whole tensor into one rank's part"
+            if wrapped
+            else "copy_() refuses to copy between such tensors",
             fix="torch.distributed.checkpoint.state_dict.set_model_state_dict(model, state_dict, "
-            "options=StateDictOptions(full_state_dict=True))",
+            "options=StateDictOptions(full_state_dict=True))"
+            if wrapped
+            else "convert the state dict's tensors first: to_dense(), to_sparse(), dequantize()",
             source=_SOURCE,
         )
 
