@@ -349,10 +349,10 @@ class Loading:
 
     @functools.cached_property
     def mixed(self) -> list[Pair]:
-        """Pairs of a DTensor, or another wrapper, and a plain tensor."""
-        return [
-            pair for pair in self.pairs if (pair.slot.record.kind in WRAPPERS) != (pair.entry.record.kind in WRAPPERS)
-        ]
+        """Pairs that copy_() refuses: a wrapper, as DTensor is, and a plain tensor; a sparse one and a dense one."""
+        kinds = [(pair, pair.slot.record.kind, pair.entry.record.kind) for pair in self.pairs]
+        ways = [(pair, _way(ours), _way(theirs)) for pair, ours, theirs in kinds if ours != theirs]
+        return [pair for pair, ours, theirs in ways if ours != theirs and (ours, theirs) != ("quantized", "")]
 
     @functools.cached_property
     def order(self) -> list[str]:
@@ -404,6 +404,12 @@ class Loading:
 
 
 _LEAST_WASTE = 4096
+_LAID_OUT_ALONE = ("sparse_coo", "sparse_compressed", "mkldnn", "quantized")
+
+
+def _way(kind: str) -> str:
+    """Answer what two tensors have in common that are copied into each other."""
+    return "wrapper" if kind in WRAPPERS else kind if kind in _LAID_OUT_ALONE else ""
 
 
 def _regions(tensors: Sequence[Slot] | Sequence[Entry]) -> list[Any] | None:

@@ -16,7 +16,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from tensorplay.classes import derives, mro, namespace
 
-__all__ = ["Modules", "Orphans", "Slot", "orphans_of"]
+__all__ = ["Modules", "Orphans", "Slot", "lists_in", "orphans_of"]
 
 _OWN_LOADING = "_load_from_state_dict"
 # Theirs add what old checkpoints lack: what it is, is known here.
@@ -113,10 +113,12 @@ class Modules:
         return (module for _, module in self.items())
 
     def put(self, slot: Slot, tensor: Any) -> None:
-        """Set the entry of a module's table, which no hook of registration is asked about."""
+        """Set the entry of a module's table, and of lists of its own as an LSTM has; no hook of registration is run."""
         own = C.instance_dict(self._modules[slot.module][1])
         assert own is not None  # the slot was read of it
         own["_parameters" if slot.is_parameter else "_buffers"][slot.key.rpartition(".")[2]] = tensor
+        for listed in lists_in(own):
+            listed[:] = [tensor if one is slot.tensor else one for one in listed]
 
     def place_of(self, key: str) -> tuple[int, str]:
         """Answer the module that has a key's entry, which may be there under several paths, and the entry's name."""
@@ -133,6 +135,11 @@ class Modules:
     def may_lack(self, slot: Slot) -> bool:
         """Tell whether a checkpoint of before torch 0.4.1 may lack it: load_state_dict() then leaves it as it is."""
         return slot.key.endswith("num_batches_tracked") and isinstance(self._modules[slot.module][1], _NormBase)
+
+
+def lists_in(own: dict[str, Any]) -> list[list[Any]]:
+    """Answer the lists in which a module keeps tensors beside its tables."""
+    return [value for value in own.values() if type(value) is list and any(map(C.is_tensor, value))]
 
 
 def _owner(cls: type, name: str) -> type:

@@ -12,7 +12,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.layers import WITH_MEMORY
-from tensorplay.modules import Modules, Slot
+from tensorplay.modules import Modules, Slot, lists_in
 
 __all__ = ["Undo"]
 
@@ -31,6 +31,12 @@ class Undo:
         """Memory that the kept bytes take."""
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._sets: list[tuple[set[str], set[str]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._lazy = [
+            (slot.tensor, type(slot.tensor), slot.record.impl.version)
+            for slot in modules.slots
+            if slot.record.kind == "uninitialized"
+        ]
         self._others: list[Callable[[], None]] = []
         self._kept: dict[tuple[Any, ...], tuple[Any, Any, int | None]] = {}
         seen: set[int] = set()
@@ -42,6 +48,7 @@ class Undo:
             for name in _TABLES:
                 if isinstance(own.get(name), dict):
                     self._tables.append((own[name], dict(own[name])))
+            self._lists += [(listed, list(listed)) for listed in lists_in(own)]
             if isinstance(own.get("_non_persistent_buffers_set"), set):
                 self._sets.append((own["_non_persistent_buffers_set"], set(own["_non_persistent_buffers_set"])))
 
@@ -82,6 +89,10 @@ class Undo:
             _try(put_back, failed)
         for table, before in self._tables:
             _try(functools.partial(_refill, table, before), failed)
+        for lazy, kind, version in self._lazy:
+            _try(functools.partial(_unshape, lazy, kind, version), failed)
+        for listed, whole in self._lists:
+            _try(functools.partial(listed.__setitem__, slice(None), whole), failed)
         for names, kept in self._sets:
             _try(functools.partial(_exchange, names, kept), failed)
         for tensor, copy, version in reversed(self._kept.values()):
@@ -105,6 +116,15 @@ def _refill(table: dict[str, Any], before: dict[str, Any]) -> None:
 def _exchange(names: set[str], kept: set[str]) -> None:
     names.clear()
     names.update(kept)
+
+
+def _unshape(tensor: Any, kind: type, version: int | None) -> None:
+    """Take from a parameter the shape that loading gave to it: it was still to be shaped."""
+    if type(tensor) is not kind:
+        tensor.data = tensor.data.new_empty(0)
+        tensor.__class__ = kind
+        if version is not None:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def _rewrite(tensor: Any, copy: Any, version: int | None) -> None:

@@ -58,10 +58,11 @@ class KeysOrShapes(StateRule):
     ## What it checks
 
     The keys that load_state_dict() goes through, with each module's own tables: what the state dict lacks, what it has
-    too much, shapes that differ, values that are no tensors, DTensors beside plain tensors. A prefix that all keys have
-    (`module.` of DistributedDataParallel, `_orig_mod.` of torch.compile) is one finding; so is a state dict under a key
-    of a larger checkpoint. A missing key whose tensor the state dict has under another name of a tie is an info. Keys
-    below a module that is None are accepted by load_state_dict() without a word, and named here.
+    too much, shapes that differ, values that are no tensors, DTensors beside plain tensors, sparse or quantized ones
+    beside dense ones. A prefix that all keys have (`module.` of DistributedDataParallel, `_orig_mod.` of torch.compile)
+    is one finding; so is a state dict under a key of a larger checkpoint. A missing key whose tensor the state dict has
+    under another name of a tie is an info. Keys below a module that is None are accepted by load_state_dict() without a
+    word, and named here.
 
     ## Why it matters
 
@@ -270,6 +271,8 @@ class KeysOrShapes(StateRule):
 
     def _mixed(self, loading: Loading, pairs: Sequence[Pair]) -> Finding:
         first = pairs[0]
+        if not any(one.record.kind in WRAPPERS for one in first):
+            return self._other_layouts(pairs)
         is_whole = first.entry.record.kind not in WRAPPERS  # the state dict's side; the model's is the opposite
         kind = (first.slot if is_whole else first.entry).record.python.type
         # FSDP2 puts whole parameters in for a forward, and its hook takes them out again before loading.
@@ -305,6 +308,19 @@ class KeysOrShapes(StateRule):
             fix=fix,
             source=_SOURCE,
             severity="info" if unsure else None,
+        )
+
+    def _other_layouts(self, pairs: Sequence[Pair]) -> Finding:
+        first = pairs[0]
+        kinds = [one.record.kind for one in first]
+        return self.finding(
+            first.slot.key,
+            headline=f"{plural(len(pairs), 'key')} that the model has as {kinds[0]}, and the state dict as {kinds[1]}",
+            subject=with_others(describe(first.slot.record), [pair.slot.key for pair in pairs]),
+            evidence={"mixed": [pair.slot.key for pair in pairs[:MOST_NAMES]], "types": kinds},
+            why="copy_() refuses to copy between such tensors",
+            fix="convert the state dict's tensors first: to_dense(), to_sparse(), dequantize()",
+            source=_SOURCE,
         )
 
 
