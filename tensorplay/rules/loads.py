@@ -683,7 +683,7 @@ class AmbiguousTie(StateRule):
         theirs = {key: number for number, tie in enumerate(loading.ties) for key in tie.keys}
         found: list[tuple[list[str], bool]] = []
         for tie in state.ties:
-            keys = [key for key in tie.keys if key in loading.by_key]
+            keys = [key for key in tie.keys if key in loading.by_key and not _is_meta(loading.by_key[key].record)]
             # One of each of the state dict's own ties.
             apart = list({theirs.get(key, key): key for key in keys}.values())
             if len(apart) < 2:
