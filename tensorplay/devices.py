@@ -21,10 +21,13 @@ from tensorplay.classes import class_name, derives
 from tensorplay.decorating import decorated
 from tensorplay.inspection import named_objects, outside_compiled_code
 from tensorplay.layers import Document, Finding, PlacementSummary
+from tensorplay.loading import ModelState
+from tensorplay.modules import Modules
 from tensorplay.placement import Placement
 from tensorplay.reports import Report
 from tensorplay.rules.layers import DevicesDisagree, device_conflicts
 from tensorplay.rules.registry import device_rules
+from tensorplay.rules.state import MetaLeftover
 from tensorplay.selection import lenient_config, select_findings
 from tensorplay.walk import tracebacks_of, variables_of
 from tensorplay.words import describe, plural, some_of
@@ -43,6 +46,7 @@ _ERRORS = (
     "meta tensor",
 )
 _FACTS = DevicesDisagree()
+_META = MetaLeftover()
 _MOST_ERRORS = 100
 _MOST_TOLD = 3
 
@@ -74,6 +78,7 @@ class DeviceAudit(Report):
     def _look(self, before: tuple[Finding, ...], stack: tuple[str, ...] = ()) -> None:
         placement = Placement(_alive(self._roots), _alive(self._optimizers))
         found = [*_facts(placement), *(finding for rule in device_rules() for finding in rule.in_placement(placement))]
+        found += _leftovers(placement, _alive(self._roots))
         known = {_cause(finding) for finding in found}
         found += [_healed(finding) for finding in before if _cause(finding) not in known]
         selection = select_findings(found, caller=self._audits, config=lenient_config(self._audits))
@@ -207,6 +212,14 @@ def _facts(placement: Placement) -> Iterator[Finding]:
     ]
     if groups:
         yield from _FACTS.findings([one.record for one in placement.members(groups) if one.record is not None])
+
+
+def _leftovers(placement: Placement, roots: list[tuple[str, Any]]) -> Iterator[Finding]:
+    """Explain what is on meta among tensors that are not: a model that is wholly there is of one device."""
+    devices = {group.device for group in placement.of("parameter", "buffer") if group.kind != "fake"}
+    if "meta" in devices and len(devices) > 1:
+        for name, root in roots:
+            yield from _META.in_state(ModelState([Modules(root, f"{name}.")], whole=False))
 
 
 _SO_BEFORE = " (so before, not after)"

@@ -18,7 +18,10 @@ from tensorplay.storages import region
 if TYPE_CHECKING:
     from tensorplay.written import Provenance
 
-__all__ = ["Entry", "Loading", "ModelState", "Moment", "NonFinite", "Pair", "Tie", "lies_at"]
+__all__ = ["ASSIGN_MARK", "Entry", "Loading", "ModelState", "Moment", "NonFinite", "Pair", "Tie", "lies_at"]
+
+ASSIGN_MARK = "assign_to_params_buffers"
+"""What load_state_dict(assign=True) leaves in a state dict's metadata: every later load of it assigns too."""
 
 _WRAPPING = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.")
 _NESTED_MOST = 50
@@ -119,7 +122,8 @@ class Loading:
     Args:
         modules: the modules.
         state_dict: what is to be loaded, or was.
-        assign: whether the state dict's tensors take the place of the modules' own, as ``assign=True`` has it.
+        assign: whether the state dict's tensors take the place of the modules' own, as ``assign=True`` has it; they do
+            too where the state dict was loaded so once.
         strict: whether every key has to match.
         ahead: whether the modules were built to be compared, and the load is still to come.
     """
@@ -134,12 +138,12 @@ class Loading:
         ahead: bool = False,
         values: bool = False,
     ) -> None:
-        self.assign = assign
         self.strict = strict
         self.ahead = ahead
         self.modules = modules
         self.items = list(state_dict.items())
         self.metadata = getattr(state_dict, "_metadata", None)
+        self.assign = assign or _is_marked(self.metadata)
         self.entries: list[Entry] = []
         self.others: list[tuple[Any, Any]] = []
         """Keys and values that are no tensors under a name."""
@@ -225,6 +229,26 @@ class Loading:
         """Modules that load in a way of their own, with it."""
         return [f"{path.rstrip('.') or 'the model'}: {how}" for path, how in self.modules.loaders.items()]
 
+    @functools.cached_property
+    def _taken(self) -> dict[str, Pair]:
+        """Pairs that loading does not raise for, by their keys."""
+        misshapen = {pair.slot.key for pair in self.misshapen}
+        return {
+            pair.slot.key: pair
+            for pair in self.pairs
+            if pair.slot.key not in misshapen and (self.assign or pair.entry.record.impl.device != "meta")
+        }
+
+    def written_together(self, tie: Tie) -> list[list[str]]:
+        """Answer which of a tie's keys one tensor gets its values from: with ``assign`` those of one table's entry."""
+        keys = [key for key in tie.keys if key in self._taken]
+        if not self.assign:
+            return [keys]
+        by_place: dict[tuple[int, str], list[str]] = {}
+        for key in keys:
+            by_place.setdefault(self.modules.place_of(key), []).append(key)
+        return list(by_place.values())
+
     def loads_itself(self, key: str) -> bool:
         """Tell whether a module around a key loads in a way of its own, so that names may be changed on the way."""
         return any(key.startswith(path) for path in self.modules.loaders)
@@ -270,24 +294,29 @@ class Loading:
 
     @functools.cached_property
     def strangers_sharing(self) -> list[tuple[str, str]]:
-        """Keys of entries that are loaded and lie over the memory of another key's tensor, with that."""
+        """Keys of entries over the memory of another key's tensor that is overwritten before they are read."""
+        pairs = list(self._taken.values())
+        aliased = {pair.slot.key: how for pair, how in self.aliases}
         by_begin = sorted(
-            (slot.record.data.pointer, slot.record.data.pointer + slot.record.storage.nbytes, slot.key)
-            for slot in self.modules.slots
-            if _memory_of(slot.record)
+            (pair.slot.record.data.pointer, number)
+            for number, pair in enumerate(pairs)
+            if aliased.get(pair.slot.key) != "identical" and _memory_of(pair.slot.record)
         )
         if not by_begin:
             return []
-        begins = [begin for begin, _, _ in by_begin]
-        own = {pair.slot.key for pair, _ in self.aliases}
+        begins = [begin for begin, _ in by_begin]
+        longest = max(pairs[number].slot.record.storage.nbytes for _, number in by_begin)
         found = []
-        for _, entry in self.pairs:
-            if entry.key in own or not _memory_of(entry.record):
+        for number, (slot, entry) in enumerate(pairs):
+            if slot.key in aliased or not _memory_of(entry.record):
                 continue
-            begin = entry.record.data.pointer
-            index = bisect.bisect_left(begins, begin + entry.record.storage.nbytes) - 1
-            if index >= 0 and by_begin[index][1] > begin:
-                found.append((entry.key, by_begin[index][2]))
+            begin, end = entry.record.data.pointer, entry.record.data.pointer + entry.record.storage.nbytes
+            first, last = bisect.bisect_left(begins, begin - longest), bisect.bisect_left(begins, end)
+            for _, other in itertools.islice(by_begin[first:last], _MOST_PAIRS):
+                written = pairs[other].slot
+                if other < number and _shares(written.record, entry.record):
+                    found.append((entry.key, written.key))
+                    break
         return found
 
     @functools.cached_property
@@ -350,7 +379,9 @@ class Loading:
         return found
 
     def same_values(self, one: str, other: str) -> bool | None:
-        """Tell whether two entries have the same bytes; None where they cannot be read."""
+        """Tell whether two entries have the same bytes; None where they cannot be read, or are of different types."""
+        if self.by_key[one].record.impl.dtype != self.by_key[other].record.impl.dtype:
+            return None
         if (one, other) not in self._compared:
             try:
                 same = C.same_values(self.by_key[one].tensor, self.by_key[other].tensor)
@@ -417,7 +448,22 @@ def _shares(one: Any, other: Any) -> str | None:
     if first is None or second is None:
         return "identical"
     how, _ = C.overlap_of(first, second)
+    if how == "identical" and _steps(one) != _steps(other):
+        return "in another order"
     return None if how == "disjoint" else str(how)
+
+
+def _steps(record: Any) -> list[tuple[Any, Any]]:
+    """Answer what tells in which order a tensor goes through its bytes."""
+    impl = record.impl
+    return [(size, step) for size, step in zip(impl.shape, impl.stride, strict=True) if size != 1]
+
+
+def _is_marked(metadata: Any) -> bool:
+    """Tell whether a state dict was loaded with assign=True before: what load_state_dict() notes in its metadata."""
+    return isinstance(metadata, Mapping) and any(
+        isinstance(one, Mapping) and one.get(ASSIGN_MARK) for one in metadata.values()
+    )
 
 
 def _is_number_of_old(pair: Pair) -> bool:

@@ -72,6 +72,7 @@ class Modules:
         """Paths of what is None where a module could be: load_state_dict() accepts any key below them."""
         self.has_value: dict[str, str] = {}
         """Of keys on meta whose value an offload hook has: the device that the value is on, or where it is kept."""
+        self._by_path: dict[str, int] | None = None
         self.slots, self._modules = C.registered(model, Slot, prefix)
         self._read()
 
@@ -116,6 +117,13 @@ class Modules:
         own = C.instance_dict(self._modules[slot.module][1])
         assert own is not None  # the slot was read of it
         own["_parameters" if slot.is_parameter else "_buffers"][slot.key.rpartition(".")[2]] = tensor
+
+    def place_of(self, key: str) -> tuple[int, str]:
+        """Answer the module that has a key's entry, which may be there under several paths, and the entry's name."""
+        path, dot, name = key.rpartition(".")
+        if self._by_path is None:
+            self._by_path = {path: id(module) for path, module in self.items()}
+        return self._by_path[path + dot], name
 
     @property
     def count(self) -> int:

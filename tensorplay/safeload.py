@@ -17,6 +17,8 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from tensorplay.callers import Caller
 from tensorplay.checkpoints import open_state_dict
@@ -24,7 +26,7 @@ from tensorplay.errors import LoadRefused
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import WITH_MEMORY, Finding, Unread, VersionMove
 from tensorplay.live import Live
-from tensorplay.loading import Loading, ModelState, Moment, Pair, lies_at
+from tensorplay.loading import ASSIGN_MARK, Loading, ModelState, Moment, Pair, lies_at
 from tensorplay.modules import Modules
 from tensorplay.progress import Step, bar
 from tensorplay.rules.registry import state_rules
@@ -103,7 +105,7 @@ def safe_load_state_dict(
     optimizers = named_optimizers(optimizer, caller, "safe_load_state_dict", -1)
     with _steps(progress) as step:
         modules = Modules(model)
-        source = _Source.of(path_or_dict, modules, key, caller, step)
+        source = _Source.of(path_or_dict, modules, key, caller)
         load = _Load(modules, source, device, assign, strict, optimizers, values, caller)
         return load.run(undo, chunk_nbytes, allow_live_graph, step)
 
@@ -130,7 +132,7 @@ class _Source(NamedTuple):
     unread: tuple[Unread, ...] = ()
 
     @classmethod
-    def of(cls, given: object, modules: Modules, key: str | None, caller: Caller, step: Step) -> _Source:
+    def of(cls, given: object, modules: Modules, key: str | None, caller: Caller) -> _Source:
         """Open what was given.
 
         Raises:
@@ -144,12 +146,12 @@ class _Source(NamedTuple):
         if isinstance(given, (str, os.PathLike)):
             name = os.fspath(given)
             before = {path: _signature(path) for path in _files_of(Path(name))}
-            stored = open_state_dict(name, step)
+            stored = open_state_dict(name)
             value, unread = stored.value, stored.unread
             files = {path: before.get(path) or _signature(path) for path in stored.files}
         else:
             need_state_dict(given, "safe_load_state_dict")
-        return cls(name, state_dict_in(value, name, modules, key), files, unread)
+        return cls(name, _unmarked(state_dict_in(value, name, modules, key)), files, unread)
 
     def check_unchanged(self) -> None:
         """Raise LoadRefused where a file is no longer the one that was opened."""
@@ -298,7 +300,9 @@ class _Load:
             for pair in self.loading.pairs
             if pair.slot.has_memory and pair.slot.record.storage is not None
         }
-        saved = C.saved_tensors(Live().roots, None, list(targets))[0] if targets else []
+        computed = {id(tensor) for tensor in _computed_anew(self.modules)}
+        roots = [root for root in Live().roots if id(root) not in computed] if targets else []
+        saved = C.saved_tensors(roots, None, list(targets))[0] if targets else []
         by_key: dict[str, str] = {}
         for node, _, argument, _, _, _, record, _ in saved:
             assert record is not None and record.storage is not None  # of these storages alone
@@ -449,6 +453,15 @@ class _Load:
         )
 
 
+def _computed_anew(modules: Modules) -> Iterator[Any]:
+    """Answer the weights that weight_norm and spectral_norm of old make before each forward: no backward is to come."""
+    for module in modules.each():
+        own = C.instance_dict(module) or {}
+        for hook in list((own.get("_forward_pre_hooks") or {}).values()):
+            if type(hook) in (WeightNorm, SpectralNorm):
+                yield own.get(hook.name)
+
+
 def _way_out(finding: Finding) -> str:
     if finding.code == "TP507" and "meta_after" in finding.evidence:
         return "say device= to give it memory, or assign=True"
@@ -463,6 +476,18 @@ def _with_metadata(state_dict: dict[Any, Any], metadata: Any) -> dict[Any, Any]:
     carrying = _StateDict(state_dict)
     carrying._metadata = metadata  # type: ignore[attr-defined]
     return carrying
+
+
+def _unmarked(state_dict: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Answer it with metadata of its own, in which no earlier load with assign=True has left its mark."""
+    metadata = getattr(state_dict, "_metadata", None)
+    if not isinstance(metadata, Mapping):
+        return state_dict
+    own = {
+        path: {name: value for name, value in one.items() if name != ASSIGN_MARK} if isinstance(one, Mapping) else one
+        for path, one in metadata.items()
+    }
+    return _with_metadata(dict(state_dict), own)
 
 
 def _may_be_cut(record: Any) -> bool:

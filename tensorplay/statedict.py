@@ -225,7 +225,7 @@ def compare_checkpoint(
     parts = made.values() if isinstance(made, Mapping) else made if isinstance(made, (list, tuple)) else [made]
     model = next((part for part in parts if derives(type(part), nn.Module)), None)
     if model is None:
-        raise TargetError(f"{target} answers a {class_name(type(made))}, and no module to compare with")
+        raise TargetError(f"{target} answers something of type {class_name(type(made))}, and no module")
     modules = Modules(model)
     state_dict = state_dict_in(stored.value, os.fspath(path), modules, key)
     loading = Loading(modules, state_dict, strict=strict, ahead=True, values=values)

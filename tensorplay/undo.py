@@ -52,7 +52,7 @@ class Undo:
         """
         for slot in slots:
             record = slot.record
-            if not slot.has_memory or record.impl.numel == 0:
+            if not slot.has_memory:
                 continue
             if record.kind in WITH_MEMORY and record.storage is not None:
                 place: tuple[Any, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -528,7 +529,8 @@ class CheckpointAliases(StateRule):
 
     Whether what a key has in the state dict, and in the model, are the same bytes: after `assign=True`, or where the
     state dict is the model's own. That is an info. It is a warning where bytes are shared only in part, and where the
-    value for one key lies over the parameter of another: copying then reads what it has overwritten.
+    value for one key lies over the parameter of another that is loaded before it: copying then reads what it has
+    overwritten.
 
     ## Why it matters
 
@@ -573,7 +575,7 @@ class CheckpointAliases(StateRule):
         if loading is None:
             return
         whole = [pair for pair, how in loading.aliases if how == "identical"]
-        parts = [pair for pair, how in loading.aliases if how != "identical"]
+        parts = [] if loading.assign else [pair for pair, how in loading.aliases if how != "identical"]
         crossed = [] if loading.assign else loading.strangers_sharing
         if whole:
             yield self._explained(
@@ -678,12 +680,11 @@ class AmbiguousTie(StateRule):
     def in_state(self, state: ModelState) -> Iterator[Finding]:
         """Explain one finding for all ties whose values differ, and one for parts that overlap."""
         loading = state.loading
-        if loading is None or loading.assign:
+        if loading is None:
             return
         theirs = {key: number for number, tie in enumerate(loading.ties) for key in tie.keys}
         found: list[tuple[list[str], bool]] = []
-        for tie in state.ties:
-            keys = [key for key in tie.keys if key in loading.by_key and not _is_meta(loading.by_key[key].record)]
+        for keys in itertools.chain.from_iterable(map(loading.written_together, state.ties)):
             # One of each of the state dict's own ties.
             apart = list({theirs.get(key, key): key for key in keys}.values())
             if len(apart) < 2:
@@ -693,7 +694,7 @@ class AmbiguousTie(StateRule):
                 found.append((keys, False in same))
         if found:
             yield self._explained(loading, found)
-        if loading.overlapping:
+        if loading.overlapping and not loading.assign:
             yield self._overlapping(loading)
 
     def _explained(self, loading: Loading, found: Sequence[tuple[list[str], bool]]) -> Finding:

@@ -198,10 +198,10 @@ class NeverWritten(StateRule):
 
     def in_state(self, state: ModelState) -> Iterator[Finding]:
         """Explain one finding for what was made in one place."""
-        by_site: dict[tuple[str | None, str | None], list[tuple[Slot, Provenance]]] = {}
+        by_site: dict[str, list[tuple[Slot, Provenance]]] = {}
         for slot, known in state.unwritten:
-            by_site.setdefault(_made(known), []).append((slot, known))
-        for (origin, site), found in by_site.items():
+            by_site.setdefault(_made_by(known), []).append((slot, known))
+        for made_by, found in by_site.items():
             slots = [slot for slot, _ in found]
             partly = [(slot, known) for slot, known in found if known.state == "partly"]
             kept_out = [slot.key for slot in slots if not slot.is_parameter and not slot.is_persistent]
@@ -210,7 +210,7 @@ class NeverWritten(StateRule):
                 f"; {slot.key} has {bytes_text(known.written_nbytes)} of {bytes_text(known.nbytes)} written"
                 for slot, known in partly[:3]
             )
-            where = f" by {origin}" + (f" at {site}" if site else "") if origin else ""
+            where = f" by {made_by}" if made_by else ""
             yield self.finding(
                 slots[0].key,
                 headline=f"{_counted(slots)} never written since the memory was allocated"
@@ -222,9 +222,9 @@ class NeverWritten(StateRule):
                     "partly_written": [slot.key for slot, _ in partly][:MOST_NAMES],
                     "unwritten_bytes": unwritten,
                     "non_persistent": kept_out[:MOST_NAMES],
-                    "allocated_by": origin,
-                    "site": site,
-                    "copied_from": [known.copied_from for _, known in found if known.copied_from][:MOST_NAMES],
+                    "allocated_by": made_by.partition(" at ")[0],
+                    "site": made_by.partition(" at ")[2],
+                    "copies": [slot.key for slot, known in found if known.copied_from][:MOST_NAMES],
                 },
                 why="such memory holds what was there before"
                 + (f"; {some_of(kept_out, 3)}: persistent=False, so no checkpoint has it" if kept_out else ""),
@@ -303,13 +303,10 @@ class TieBroken(StateRule):
             lost = [
                 tie
                 for tie in state.ties
-                if len({theirs.get(key, key) for key in tie.keys if key in loading.by_key}) > 1
+                if len({theirs.get(keys[-1], keys[-1]) for keys in loading.written_together(tie)}) > 1
             ]
             if lost:
-                yield self._explained(
-                    state, lost, "the model ties them, the checkpoint does not: assign=True unties", 0
-                )
-            return
+                yield self._explained(state, lost, "the checkpoint does not tie them, so that assign=True unties", 0)
         ties = state.before.ties if state.before is not None else [] if loading is None else loading.ties
         lost, apart, copies, extra = [], [], 0, 0
         by_key = {slot.key: slot for slot in state.slots} if ties else {}
@@ -318,6 +315,8 @@ class TieBroken(StateRule):
             slots = [slot for slot in slots if not state.has_value(slot)]  # a hook makes one on meta for every name
             storages = {slot.record.storage.address for slot in slots if slot.record.storage is not None}
             if len(storages) > 1:
+                if loading is not None and loading.assign and state.before is None:
+                    continue  # assign=True will tie them, or has
                 lost.append(tie)
                 copies += len(storages)
                 extra += (len(storages) - 1) * tie.nbytes
@@ -460,14 +459,9 @@ class OptimizerOrphan(StateRule):
         )
 
 
-def _made(known: Provenance) -> tuple[str | None, str | None]:
-    """Answer what allocated memory, and where; of a copy that the same line made (FSDP2 pads), what it is a copy of."""
-    operator, _, site = (known.copied_from or "").partition(" at ")
-    return (
-        (operator, known.site)
-        if known.state == "never" and operator and site == known.site
-        else (known.origin, known.site)
-    )
+def _made_by(known: Provenance) -> str:
+    """Say which operator allocated the memory, and where; of a copy, what it is copied from."""
+    return known.copied_from or " at ".join(filter(None, (known.origin, known.site)))
 
 
 def _counted(slots: Sequence[Slot]) -> str:

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tensorplay.cli import inspect as command
+from tensorplay import progress
 from tensorplay.cli import main
 from tensorplay.layers import json_schema
 from tensorplay.reports import Report
@@ -246,17 +246,13 @@ def test_progress_is_shown_on_a_terminal_when_it_takes_long(run, checkpoint, mon
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run("model.pt").err == ""
-    monkeypatch.setattr(command_module(), "_SECONDS_WITHOUT_BAR", 0.0)
+    monkeypatch.setattr(progress, "_SECONDS_WITHOUT_BAR", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     result = run("model.pt")
     assert "model.pt" in result.err
     assert "3/3" in result.err
     assert names(result.out) == ["embed.weight", "head.weight", "cache", "bias"]
-
-
-def command_module():
-    return sys.modules[command.callback.__module__]
 
 
 def damage(first_seed: int, cases: int, seconds: float, folder) -> str:

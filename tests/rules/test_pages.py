@@ -23,6 +23,7 @@ from tensorplay.rules.registry import (
     rule_page,
     scene_rules,
     selects,
+    state_rules,
 )
 
 SECTIONS = ["What it checks", "Why it matters", "Known limits", "Example", "Use instead", "Fix safety", "Sources"]
@@ -52,6 +53,13 @@ class Asked:
         answer = tp.check_graph(loss, **options)
         self.answers += [] if options.get("checksums") else [answer]
         return answer
+
+    def validate_state_dict_load(self, *args, **options):
+        self.answers.append(tp.validate_state_dict_load(*args, **options))
+
+    def materialize_audit(self, *args, **options):
+        self.answers.append(tp.materialize_audit(*args, **options))  # a context: the report once it has ended
+        return self.answers[-1]
 
 
 def found_in_example(code: str, section: str) -> list[str]:
@@ -88,7 +96,8 @@ def test_registry_and_rule_agree(code):
     rule = load_rule(code)
 
     assert rule.code == code
-    assert any(rule in rules() for rules in (record_rules, scene_rules, leak_rules, graph_rules, device_rules))
+    kinds = (record_rules, scene_rules, leak_rules, graph_rules, device_rules, state_rules)
+    assert any(rule in rules() for rules in kinds)
     assert code_entry(code).severity in ("error", "warning", "info")
     assert (type(rule).__doc__ or "").splitlines()[0].endswith(".")
 
