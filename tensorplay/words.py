@@ -20,6 +20,7 @@ __all__ = [
     "shape_text",
     "some_of",
     "visible",
+    "with_others",
 ]
 
 UNSEEN = "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
@@ -79,6 +80,11 @@ def some_of(names: Sequence[str], most: int = 4) -> str:
     """Answer the first few names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def with_others(first: str, names: Sequence[str], most: int = 4) -> str:
+    """Answer what is to be said of the first of some names, and the others after it."""
+    return f"{first}, and {some_of(names[1:], most - 1)}" if len(names) > 1 else first
 
 
 def device_type(device: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensorplay.layers import WRAPPERS
 from tensorplay.rules.registry import StateRule
 from tensorplay.rules.state import MOST_NAMES
-from tensorplay.words import bytes_text, describe, listed, plural, shape_text, some_of
+from tensorplay.words import bytes_text, describe, listed, plural, shape_text, some_of, with_others
 
 if TYPE_CHECKING:
     from tensorplay.layers import Finding
@@ -122,7 +122,7 @@ class KeysOrShapes(StateRule):
         if unexpected:
             yield self._unexpected(loading, unexpected)
         if accepted:
-            yield self._accepted(accepted)
+            yield self._accepted(loading, accepted)
         if loading.misshapen:
             yield self._misshapen(loading.misshapen)
         if loading.not_tensors:
@@ -176,7 +176,7 @@ class KeysOrShapes(StateRule):
             missing[0],
             headline=f"{plural(len(missing), 'key')} of the model {'is' if len(missing) == 1 else 'are'} not in the "
             "state dict",
-            subject=some_of(list(missing)),
+            subject=with_others(_of(loading, missing[0]), missing),
             evidence={"missing": list(missing[:MOST_NAMES]), "matched": len(loading.pairs), "strict": loading.strict},
             why=(
                 "load_state_dict() raises for it, after it has copied what fits"
@@ -194,7 +194,7 @@ class KeysOrShapes(StateRule):
         return self.finding(
             keys[0],
             headline=f"{plural(len(keys), 'key')} not in the state dict, but under another name of the same tensor",
-            subject=some_of([f"{key} is {loading.tied_to[key]}" for key in keys]),
+            subject=with_others(f"is {loading.tied_to[keys[0]]}", [f"{key} is {loading.tied_to[key]}" for key in keys]),
             evidence={"tied": loading.tied_to, "strict": loading.strict},
             why="the model has one tensor under both names, and safetensors keeps one of them; load_state_dict() "
             "raises for the other unless strict=False",
@@ -209,7 +209,7 @@ class KeysOrShapes(StateRule):
             unexpected[0],
             headline=f"{plural(len(unexpected), 'key')} of the state dict "
             f"{'is' if len(unexpected) == 1 else 'are'} not the model's",
-            subject=some_of(list(unexpected)),
+            subject=with_others(_of(loading, unexpected[0]), unexpected),
             evidence={
                 "unexpected": list(unexpected[:MOST_NAMES]),
                 "matched": len(loading.pairs),
@@ -223,12 +223,12 @@ class KeysOrShapes(StateRule):
             severity="warning" if loading.strict and unsure else None if loading.strict else "info",
         )
 
-    def _accepted(self, accepted: Sequence[str]) -> Finding:
+    def _accepted(self, loading: Loading, accepted: Sequence[str]) -> Finding:
         return self.finding(
             accepted[0],
             headline=f"{plural(len(accepted), 'key')} below a module that is None: load_state_dict() drops "
             f"{'it' if len(accepted) == 1 else 'them'} without a word",
-            subject=some_of(list(accepted)),
+            subject=with_others(_of(loading, accepted[0]), accepted),
             evidence={"accepted_unexpected": list(accepted[:MOST_NAMES])},
             why="strict loading asks whether the name is among the submodules, and not whether one is there",
             fix="build the model with that module, or drop the keys",
@@ -238,14 +238,15 @@ class KeysOrShapes(StateRule):
 
     def _misshapen(self, pairs: Sequence[Pair]) -> Finding:
         some = [
-            f"{pair.slot.key} is {shape_text(pair.slot.record.impl.shape)}, the state dict has "
-            f"{shape_text(pair.entry.record.impl.shape)}"
+            f"{shape_text(pair.slot.record.impl.shape)} in the model, "
+            f"{shape_text(pair.entry.record.impl.shape)} in the state dict"
             for pair in pairs[:3]
         ]
+        some[1:] = [f"{pair.slot.key} {words}" for pair, words in zip(pairs[1:], some[1:], strict=False)]
         return self.finding(
             pairs[0].slot.key,
             headline=f"{plural(len(pairs), 'key')} of another shape than the model's",
-            subject=some_of(some + [""] * (len(pairs) - len(some)), 3),
+            subject=with_others(some[0], some + [""] * (len(pairs) - len(some)), 3),
             evidence={
                 "misshapen": [pair.slot.key for pair in pairs[:MOST_NAMES]],
                 "model_shapes": [list(pair.slot.record.impl.shape or ()) for pair in pairs[:MOST_NAMES]],
@@ -260,7 +261,7 @@ class KeysOrShapes(StateRule):
         return self.finding(
             found[0][0],
             headline=f"{plural(len(found), 'key')} whose value is no tensor",
-            subject=some_of([f"{key} is of type {kind}" for key, kind in found]),
+            subject=with_others(f"of type {found[0][1]}", [f"{key} of type {kind}" for key, kind in found]),
             evidence={"not_tensors": dict(found[:MOST_NAMES])},
             why="load_state_dict() takes tensors",
             fix="torch.as_tensor(value)",
@@ -295,7 +296,7 @@ class KeysOrShapes(StateRule):
             first.slot.key,
             headline=f"{plural(len(pairs), 'key')} that the {'model' if is_whole else 'state dict'} has as {kind}, and "
             f"the {'state dict' if is_whole else 'model'} as a plain tensor",
-            subject=some_of([pair.slot.key for pair in pairs]),
+            subject=with_others(describe(first.slot.record), [pair.slot.key for pair in pairs]),
             evidence={
                 "mixed": [pair.slot.key for pair in pairs[:MOST_NAMES]],
                 "types": [one.record.python.type for one in first],
@@ -376,7 +377,7 @@ class TypeNarrowed(StateRule):
             names[0],
             headline=f"{plural(len(names), 'key')} of {have} in the state dict, {want} in the model: "
             + ("assign=True makes the model's type the state dict's" if assigned else str(lost)),
-            subject=f"{some_of(names)}: {plural(elements, 'element')}",
+            subject=with_others(plural(elements, "element"), names),
             evidence={
                 "state_dict_dtype": have,
                 "model_dtype": want,
@@ -514,7 +515,7 @@ class RequiresGradLost(StateRule):
         return self.finding(
             names[0],
             headline=headline,
-            subject=some_of(list(names)),
+            subject=with_others("a parameter", names),
             evidence={"requires_grad_lost": list(names[:MOST_NAMES])},
             why="backward leaves it out, or raises, and its optimizer never moves it",
             fix=fix,
@@ -622,7 +623,7 @@ class CheckpointAliases(StateRule):
         return self.finding(
             names[0],
             headline=headline,
-            subject=f"{some_of(list(names))}: {bytes_text(nbytes)}",
+            subject=with_others(bytes_text(nbytes), names),
             evidence={"aliases": list(names[:MOST_NAMES]), "aliased_bytes": nbytes, "over": over or {}},
             why=why,
             fix=fix,
@@ -787,7 +788,7 @@ class WastefulCheckpoint(StateRule):
             entries[0].key,
             headline=f"{entries[0].key} is {bytes_text(used)} of a storage of {bytes_text(nbytes)}"
             + (f", and {plural(len(found) - 1, 'more storage')} are kept for little" if len(found) > 1 else ""),
-            subject=f"{some_of(names)}: {bytes_text(unseen)} that no key reaches",
+            subject=with_others(f"{bytes_text(unseen)} that no key reaches", names),
             evidence={
                 "tensors": names[:MOST_NAMES],
                 "used_bytes": used,
@@ -890,7 +891,7 @@ class LoadWithoutEffect(StateRule):
             names[0],
             headline=f"{plural(len(names), 'key')} of the state dict on meta: it has no values for "
             f"{'it' if len(names) == 1 else 'them'}",
-            subject=some_of(names),
+            subject=with_others(_of(loading, names[0]), names),
             evidence={"meta_in_state_dict": names[:MOST_NAMES], "keys": len(loading.slots)},
             why="it was taken from a model that was built on meta, or that is offloaded; copying from it raises, and "
             "assign=True takes it without a word",
@@ -948,11 +949,12 @@ class NonFiniteValues(StateRule):
         found = loading.nonfinite
         names = [one.key for one in found]
         nans, infinities = sum(one.nans for one in found), sum(one.infinities for one in found)
-        some = [f"{one.key} has {one.nans} NaN and {one.infinities} infinite of {one.elements}" for one in found[:3]]
+        some = [f"{one.nans} NaN and {one.infinities} infinite of {one.elements}" for one in found[:3]]
+        some[1:] = [f"{one.key} {words}" for one, words in zip(found[1:], some[1:], strict=False)]
         yield self.finding(
             names[0],
             headline=f"{plural(len(names), 'key')} with values that are no numbers: {nans} NaN, {infinities} infinite",
-            subject=some_of(some + [""] * (len(found) - len(some)), 3),
+            subject=with_others(some[0], some + [""] * (len(found) - len(some)), 3),
             evidence={
                 "nonfinite": names[:MOST_NAMES],
                 "nan": nans,
@@ -962,6 +964,12 @@ class NonFiniteValues(StateRule):
             fix="take an earlier checkpoint; where a narrower type was the cause, save in a wider one",
             source="read: every element of the state dict's floating tensors",
         )
+
+
+def _of(loading: Loading, key: str) -> str:
+    """Say what has a key: the state dict's tensor, or else the model's."""
+    known = loading.by_key.get(key) or next((slot for slot in loading.modules.slots if slot.key == key), None)
+    return "no tensor" if known is None else describe(known.record)
 
 
 _SOURCE = "walked: the modules' _parameters, _buffers and _modules, as load_state_dict() does; compared by key"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tensorplay.rules.registry import StateRule
-from tensorplay.words import bytes_text, describe, listed, plural, some_of
+from tensorplay.words import bytes_text, describe, listed, plural, some_of, with_others
 
 if TYPE_CHECKING:
     from tensorplay.layers import Finding
@@ -476,4 +476,4 @@ def _counted(slots: Sequence[Slot]) -> str:
 
 def _described(slots: Sequence[Slot]) -> str:
     some = [f"{slot.key} {describe(slot.record)}" for slot in slots[:3]]
-    return some_of(some + [""] * (len(slots) - len(some)), 3)
+    return with_others(describe(slots[0].record), some + [""] * (len(slots) - len(some)), 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorplay as tp
+from tensorplay import progress
 from tensorplay._native import C
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -193,13 +195,13 @@ def test_a_progress_that_raises_is_undone(at, tmp_path):
     before = everything(model, optimizer)
     calls = []
 
-    def progress(name, done, total):
+    def step(name, done, total):
         calls.append(name)
         if len(calls) == at + 1:  # of both passes
             raise Fault("injected")
 
     with pytest.raises(Fault):
-        tp.safe_load_state_dict(model, path, chunk_nbytes=64, progress=progress)
+        tp.safe_load_state_dict(model, path, chunk_nbytes=64, progress=step)
 
     assert everything(model, optimizer) == before
 
@@ -463,7 +465,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(what, form, chunk_nbyte
     before = everything(model, optimizer)
     calls = []
 
-    def progress(name, done, total):
+    def step(name, done, total):
         calls.append(name)
         if len(calls) != (8 if chunk_nbytes else 2):  # in chunks: in the second pass, when some are written
             return
@@ -481,7 +483,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(what, form, chunk_nbyte
             beside.replace(path)
 
     with pytest.raises(tp.LoadRefused, match=r"was cut while|was changed or replaced"):
-        tp.safe_load_state_dict(model, path, chunk_nbytes=chunk_nbytes, progress=progress)
+        tp.safe_load_state_dict(model, path, chunk_nbytes=chunk_nbytes, progress=step)
 
     assert everything(model, optimizer) == before
 
@@ -545,6 +547,31 @@ def test_what_holds_code_is_not_run(tmp_path):
     torch.save({"weight": Evil()}, path)
     with pytest.raises(tp.TargetError):
         tp.safe_load_state_dict(nn.Linear(2, 2), path)
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "legacy"])
+def test_a_default_device_makes_no_difference(form, tmp_path):
+    path = saved(tmp_path, form)
+    model, _ = trained()
+    with torch.device("meta"):
+        tp.safe_load_state_dict(model, path)
+        tp.safe_load_state_dict(model, path, chunk_nbytes=16)
+    assert torch.equal(model.norm.weight, other_values()["norm.weight"])
+
+
+def test_a_bar_is_shown_on_a_terminal_when_it_takes_long(tmp_path, monkeypatch, capsys):
+    path = saved(tmp_path, "pt")
+    tp.safe_load_state_dict(trained()[0], path)
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress, "_SECONDS_WITHOUT_BAR", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    tp.safe_load_state_dict(trained()[0], path)
+    assert "━" in capsys.readouterr().err
+    tp.safe_load_state_dict(trained()[0], path, progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_bad_arguments_are_one_line():
