@@ -397,6 +397,29 @@ def test_damaged_shard(saved, damage, tmp_path):
     assert word in refusal(saved.fresh(), tmp_path, error)
 
 
+@pytest.mark.parametrize(
+    "options", [{"device": "cpu"}, {"assign": True}, {"device": "cpu", "chunk_nbytes": 100}], ids=str
+)
+def test_a_hook_that_raises(saved, options):
+    def fail(*_: object) -> None:
+        raise KeyError
+
+    for model in (saved.on_meta(), saved.fresh()):
+        list(model.modules())[-1].register_load_state_dict_post_hook(fail)
+        # In pieces no hook would be run: that is refused before.
+        error = LoadRefused if "chunk_nbytes" in options else KeyError
+        refusal(model, saved.folder / "model.pt", error, **options)
+        assert model.get_parameter(saved.tie[0]) is model.get_parameter(saved.tie[1])
+
+
+def test_built_in_inference_mode(saved):
+    with torch.inference_mode():
+        model = saved.library.AutoModelForCausalLM.from_config(saved.config)
+    (finding,) = tp.validate_state_dict_load(model, saved.state_dict("model.pt")).findings
+    assert (finding.code, finding.evidence["requires_grad_lost"]) == ("TP503", saved.keys)
+    assert "backward refuses them" in finding.headline
+
+
 def test_cut_file(saved, tmp_path):
     data = (saved.folder / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(data[: len(data) // 2])
