@@ -292,6 +292,13 @@ class _Load:
             yield f"chunk_nbytes copies by itself, and {some_of(self.loading.own_loading, 3)} loads in a way of its own"
         if any(name in self.loading.modules.extra_states for name, _ in self.loading.others):
             yield "chunk_nbytes copies tensors alone, and the state dict has extra state"
+        hooked = [
+            path.rstrip(".") or "the model"
+            for path, module in self.modules.items()
+            if (C.instance_dict(module) or {}).get("_load_state_dict_post_hooks")
+        ]
+        if hooked:
+            yield f"chunk_nbytes copies by itself, and runs no hook after loading, which {some_of(hooked, 3)} has"
 
     def _saved_by_graphs(self) -> Iterator[str]:
         """Name what graphs that are still to run backward have saved."""

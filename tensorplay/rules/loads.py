@@ -523,7 +523,8 @@ class RequiresGradLost(StateRule):
         if trained:
             yield self._explained(
                 trained,
-                f"{plural(len(trained), 'parameter')} that requires grad is an inference tensor: backward refuses it",
+                f"{plural(len(trained), 'parameter')} that should be trained, made in inference mode: backward refuses "
+                f"{'it' if len(trained) == 1 else 'them'}",
                 "load outside torch.inference_mode(), or assign clones made outside it",
             )
 

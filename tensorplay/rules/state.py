@@ -157,7 +157,8 @@ class NeverWritten(StateRule):
     ## Known limits
 
     Writes that pass by the operators are not seen: through NumPy or DLPack, by C++ code that takes the pointer, by
-    other threads, inside compiled regions.
+    other threads, inside compiled regions. What ranks send each other counts as written: end the audit before the first
+    forward of FSDP2, after which the outermost module holds what was gathered.
 
     ## Example
 
