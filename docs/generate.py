@@ -73,6 +73,15 @@ SIGNATURES = {
     "registered": (
         "(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any]]]"
     ),
+    "read_entries": (
+        "(items: list[tuple[Any, Any]], entry_class: type[_Slot], /) -> tuple[list[_Slot], list[tuple[Any, Any]]]"
+    ),
+    "differences_of": "(ours: list[Any], theirs: list[Any], /) -> bytes",
+    "meetings_of": "(ours: list[Any], theirs: list[Any], most: int, /) -> list[tuple[int, int]]",
+    "storage_nbytes": "(tensors: list[Any], /) -> int",
+    "marks_of": "(tensors: list[Any], least_nbytes: int, /) -> bytes",
+    "count_labels": "(tensors: list[Any], /) -> tuple[dict[str, int], dict[str, int]]",
+    "pair_up": "(slots: list[Any], entries: dict[str, Any], pair_class: type[_Slot], /) -> list[_Slot]",
     "packed_objects": "(roots: Sequence[object], /) -> list[Any]",
     "saved_checksums": (
         "(roots: Sequence[object], /) -> list[tuple[str, int, int, str, int | None, int | None, int, TensorRecord]]"

@@ -429,11 +429,17 @@ def check_graph(roots: Sequence[object], parameters: Sequence[int] = (), /) -> t
 def copy_bytes(source: torch.Tensor, target: torch.Tensor, /) -> bool:
     """Copy the bytes from the first to the last one that a dense CPU tensor reaches into a contiguous uint8 tensor of that many, of PyTorch's own CPU memory; False where one of them is none such. OSError where a file mapped behind the source was cut; some are copied then. The target's version stays as it is."""
 
+def count_labels(tensors: list[Any], /) -> tuple[dict[str, int], dict[str, int]]:
+    """Count some tensors by their types, and by their devices."""
+
 def count_nonfinite(tensor: torch.Tensor, /) -> tuple[int, int, int] | None:
     """Count the elements of a dense CPU tensor that are NaN, those that are infinite, and all, one for each index; None where this process cannot read them. A complex element is what one of its parts is. OSError where a file mapped behind it was cut."""
 
 def coverage_of(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]:
     """Answer how many bytes of a storage some regions reach: the number or None, and bounds of it."""
+
+def differences_of(ours: list[Any], theirs: list[Any], /) -> bytes:
+    """Answer for each two tensors a byte of what differs: shape 1, dtype 2, device 4, kind 8, ours on meta 16, theirs on meta 32, their memory meets 64, requires_grad 128."""
 
 def exclusive_of(regions: Sequence[_Region], index: int, nbytes: int, /) -> int | None:
     """Answer how many bytes of a storage one region reaches and no other, or None."""
@@ -492,11 +498,20 @@ def live_graph() -> tuple[list[torch.Tensor], list[Any], list[Any]]:
 def mapped_files(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, int, str, str, bool]]]:
     """Answer, for each half-open range of addresses, the mappings of files that hold a byte of it: (begin, end, offset in the file, the file's device and inode, path, shared)."""
 
+def marks_of(tensors: list[Any], least_nbytes: int, /) -> bytes:
+    """Answer for each tensor a byte of what it is: on meta 1, an inference tensor 2, at most half of a storage of so many bytes or more 4."""
+
+def meetings_of(ours: list[Any], theirs: list[Any], most: int, /) -> list[tuple[int, int]]:
+    """Answer which of our tensors' storages meet which of theirs in memory, as (index, index), but for those of one index; no more than `most`."""
+
 def overlap_of(a: _Region, b: _Region, /) -> tuple[str, int | None]:
     """Answer how the bytes of two regions relate (disjoint, identical, first_in_second, second_in_first, partial, overlapping or too_hard) and how many they share, or None."""
 
 def packed_objects(roots: Sequence[object], /) -> list[Any]:
     """Answer what the hooks of packed tensors in the graphs behind some tensors and nodes hold: their functions, and what they packed."""
+
+def pair_up(slots: list[Any], entries: dict[str, Any], pair_class: type[_Slot], /) -> list[_Slot]:
+    """Answer each slot with the entry of its key, where there is one, as `pair_class`."""
 
 def placement(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, passed_over: tuple[type, ...] = (), most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]:
     """Group some tensors, and every one that some modules and optimizers hold, by what its device facts say; answer how many modules there are, and the groups, with the paths of up to `most` members, of those whose numbers are in `wanted` where it is given."""
@@ -506,6 +521,9 @@ def producer(tensor: object, /) -> Any:
 
 def read(tensor: object, observer_refs: int = 1, /) -> TensorRecord:
     """Read all four layers of one tensor."""
+
+def read_entries(items: list[tuple[Any, Any]], entry_class: type[_Slot], /) -> tuple[list[_Slot], list[tuple[Any, Any]]]:
+    """Answer the pairs of a name and a tensor as `entry_class` of (name, tensor, record), and all other pairs."""
 
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
@@ -521,6 +539,9 @@ def saved_checksums(roots: Sequence[object], /) -> list[tuple[str, int, int, str
 
 def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | None = None, storages: Sequence[int] | None = None, gradients: bool = True, /) -> tuple[list[tuple[str, int, str, int | None, str, int | None, TensorRecord | None, int]], int, int]:
     """Answer what the graphs behind some tensors and nodes saved for backward: a list of (node, address, argument, index, state, expected_version, record, root), the number of nodes, and of those another thread held. Without `gradients` the graphs behind leaves' gradients, through which no backward goes, are left out."""
+
+def storage_nbytes(tensors: list[Any], /) -> int:
+    """Sum up the bytes of some tensors' storages, each once, as far as they are known."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:
     """Answer (node, output, arguments, shape) of each node from a view's base to the view, or nothing."""

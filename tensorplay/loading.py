@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
-from tensorplay.layers import WITH_MEMORY, WRAPPERS
+from tensorplay.layers import WITH_MEMORY, WRAPPERS, Unread
 from tensorplay.modules import Modules, Orphans, Slot, orphans_of
 from tensorplay.storages import region
 
@@ -26,6 +26,13 @@ ASSIGN_MARK = "assign_to_params_buffers"
 _WRAPPING = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.")
 _NESTED_MOST = 50
 _MOST_PAIRS = 1_000
+_MOST_MEETINGS = 100_000
+# What C.differences_of answers.
+SHAPE, DTYPE, DEVICE, KIND, OURS_ON_META, THEIRS_ON_META, MEMORY, REQUIRES_GRAD = (1 << bit for bit in range(8))
+# What C.marks_of answers.
+ON_META, INFERENCE, SMALL_PART = 1, 2, 4
+_Item = TypeVar("_Item")
+_Named = TypeVar("_Named", bound="Slot | Entry")
 
 
 class Entry(NamedTuple):
@@ -92,16 +99,21 @@ def lies_at(record: Any) -> tuple[Any, ...]:
     return record.storage.address, impl.storage_offset, impl.shape, impl.stride, impl.dtype
 
 
-def ties_of(tensors: Iterable[Slot] | Iterable[Entry]) -> list[Tie]:
+def sharing(tensors: Sequence[_Named]) -> list[list[_Named]]:
+    """Answer the tensors over each storage that several have, in their order."""
+    ids, storages = C.group_by_storage([one.tensor for one in tensors])
+    if len(storages) == len(tensors):
+        return []
+    groups: dict[int, list[_Named]] = {}
+    for number, one in zip(ids, tensors, strict=True):
+        groups.setdefault(number, []).append(one)
+    return [members for members in groups.values() if len(members) > 1]
+
+
+def ties_of(tensors: Sequence[Slot | Entry]) -> list[Tie]:
     """Answer which keys have the same bytes, in the same order: whole tensors, not parts of others."""
-    by_storage: dict[int, list[Slot | Entry]] = {}
-    for one in tensors:
-        if one.record.storage is not None:
-            by_storage.setdefault(one.record.storage.address, []).append(one)
     found = []
-    for members in by_storage.values():
-        if len(members) < 2:
-            continue
+    for members in sharing(tensors):
         alike: dict[tuple[Any, ...], list[Slot | Entry]] = {}
         for one in members:
             if one.record.impl.numel != 0:
@@ -144,16 +156,12 @@ class Loading:
         self.items = list(state_dict.items())
         self.metadata = getattr(state_dict, "_metadata", None)
         self.assign = assign or _is_marked(self.metadata)
-        self.entries: list[Entry] = []
-        self.others: list[tuple[Any, Any]] = []
-        """Keys and values that are no tensors under a name."""
-        for key, value in self.items:
-            if C.is_tensor(value) and type(key) is str:
-                self.entries.append(Entry(key, value, C.read(value)))
-            else:
-                self.others.append((key, value))
+        self.entries, self.others = C.read_entries(self.items, Entry)
+        """The tensors with a name, and all that is none."""
         self.by_key = {entry.key: entry for entry in self.entries}
         self.values = values
+        self.unread: list[Unread] = []
+        """Entries whose bytes were to be read and are not there."""
         self._compared: dict[tuple[str, str], bool | None] = {}
 
     def beside(self, modules: Modules) -> Loading:
@@ -173,31 +181,81 @@ class Loading:
     @functools.cached_property
     def pairs(self) -> list[Pair]:
         """What has a value in the state dict."""
-        entries = self.by_key
-        return [Pair(slot, entries[slot.key]) for slot in self.slots if slot.key in entries]
+        return C.pair_up(self.slots, self.by_key, Pair)
+
+    @functools.cached_property
+    def _differences(self) -> bytes:
+        """Bits of what differs, one byte a pair."""
+        return C.differences_of([pair.slot.tensor for pair in self.pairs], [pair.entry.tensor for pair in self.pairs])
+
+    def differing(self, bits: int) -> list[Pair]:
+        """Answer the pairs that differ in something; the bits are those of ``C.differences_of``."""
+        return _with_bits(self.pairs, self._differences, bits)
+
+    @functools.cached_property
+    def retyped(self) -> list[Pair]:
+        """Pairs of two types."""
+        return self.differing(DTYPE)
+
+    @functools.cached_property
+    def without_values(self) -> list[Pair]:
+        """Pairs of which the state dict's tensor is on meta."""
+        return self.differing(THEIRS_ON_META)
+
+    @functools.cached_property
+    def without_memory(self) -> list[Pair]:
+        """Pairs of which the modules' tensor alone is on meta."""
+        theirs = {pair.slot.key for pair in self.without_values}
+        return [pair for pair in self.differing(OURS_ON_META) if pair.slot.key not in theirs]
+
+    @functools.cached_property
+    def frozen(self) -> list[str]:
+        """Keys of parameters that do not require grad where the state dict's tensors do."""
+        met = [pair.slot for pair in self.differing(REQUIRES_GRAD)]
+        return [slot.key for slot in met if slot.is_parameter and not slot.record.impl.requires_grad]
+
+    def counted(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Count the keys by their types, and by their devices, where they differ as from which to which."""
+        dtypes, devices = map(Counter, C.count_labels([pair.entry.tensor for pair in self.pairs]))
+        for counts, pairs, label in ((dtypes, self.retyped, "dtype"), (devices, self.differing(DEVICE), "device")):
+            for slot, entry in pairs:
+                have = getattr(entry.record.impl, label) or "no device"
+                counts[have] -= 1
+                counts[f"{have} -> {getattr(slot.record.impl, label)}"] += 1
+        return dict(+dtypes), dict(+devices)
 
     @functools.cached_property
     def misshapen(self) -> list[Pair]:
         """Pairs whose shapes differ."""
         return [
             pair
-            for pair in self.pairs
+            for pair in self.differing(SHAPE)
             if pair.slot.record.impl.shape != pair.entry.record.impl.shape
             and pair.slot.record.kind != "uninitialized"
             and not _is_number_of_old(pair)
         ]
 
     @functools.cached_property
+    def _given(self) -> set[str]:
+        return {key for key, _ in self.items if type(key) is str}
+
+    @functools.cached_property
+    def _own(self) -> set[str]:
+        return {slot.key for slot in self.slots}
+
+    @functools.cached_property
     def missing(self) -> list[str]:
         """Keys that the modules have and the state dict lacks, but for those that it may lack."""
-        present = {key for key, _ in self.items if type(key) is str}
+        present = self._given
         found = [slot.key for slot in self.slots if slot.key not in present and not self._is_filled(slot)]
         return found + [key for key in self.modules.extra_states if key not in present]
 
     @functools.cached_property
     def unexpected(self) -> list[str]:
         """Keys that the state dict has and the modules have not."""
-        known = {slot.key for slot in self.slots}.union(self.modules.extra_states)
+        known = self._own.union(self.modules.extra_states)
+        if self._given <= known and len(self._given) == len(self.items):
+            return []
         return [key if type(key) is str else repr(key)[:80] for key, _ in self.items if key not in known]
 
     @functools.cached_property
@@ -209,7 +267,7 @@ class Loading:
     @functools.cached_property
     def not_tensors(self) -> list[tuple[str, str]]:
         """Keys of the modules whose value in the state dict is none that can be loaded, with what it is."""
-        known = {slot.key for slot in self.slots}
+        known = self._own
         return [(key, type(value).__name__) for key, value in self.others if type(key) is str and key in known]
 
     @functools.cached_property
@@ -232,12 +290,10 @@ class Loading:
     @functools.cached_property
     def _taken(self) -> dict[str, Pair]:
         """Pairs that loading does not raise for, by their keys."""
-        misshapen = {pair.slot.key for pair in self.misshapen}
-        return {
-            pair.slot.key: pair
-            for pair in self.pairs
-            if pair.slot.key not in misshapen and (self.assign or pair.entry.record.impl.device != "meta")
-        }
+        left_out = {pair.slot.key for pair in self.misshapen}
+        if not self.assign:
+            left_out.update(pair.slot.key for pair in self.without_values)
+        return {pair.slot.key: pair for pair in self.pairs if pair.slot.key not in left_out}
 
     def written_together(self, tie: Tie) -> list[list[str]]:
         """Answer which of a tie's keys one tensor gets its values from: with ``assign`` those of one table's entry."""
@@ -268,8 +324,7 @@ class Loading:
         """What all keys of the state dict, or of the modules, have in front of the others' names: (whose, prefix)."""
         if not self.missing or not self.unexpected or self.pairs:
             return None
-        theirs = {key for key, _ in self.items if type(key) is str}
-        ours = {slot.key for slot in self.slots}
+        theirs, ours = self._given, self._own
         for whose, longer, shorter in (("state dict", theirs, ours), ("model", ours, theirs)):
             for prefix in (*_WRAPPING, *_prefixes(longer)):
                 if all(key.startswith(prefix) for key in longer) and _mostly(
@@ -281,7 +336,7 @@ class Loading:
     @functools.cached_property
     def nested(self) -> str | None:
         """The key of the state dict under which the one for these modules is."""
-        ours = {slot.key for slot in self.slots}
+        ours = self._own
         for key, value in self.others[:_NESTED_MOST]:
             if isinstance(value, Mapping) and _mostly({k for k in value if type(k) is str}, ours):
                 return str(key)
@@ -290,34 +345,23 @@ class Loading:
     @functools.cached_property
     def aliases(self) -> list[tuple[Pair, str]]:
         """Pairs of which both are over the same memory, and how: identical, or some words on it."""
-        return [(pair, how) for pair in self.pairs if (how := _shares(pair.slot.record, pair.entry.record))]
+        met = self.differing(MEMORY)
+        return [(pair, how) for pair in met if (how := _shares(pair.slot.record, pair.entry.record))]
 
     @functools.cached_property
     def strangers_sharing(self) -> list[tuple[str, str]]:
         """Keys of entries over the memory of another key's tensor that is overwritten before they are read."""
         pairs = list(self._taken.values())
         aliased = {pair.slot.key: how for pair, how in self.aliases}
-        by_begin = sorted(
-            (pair.slot.record.data.pointer, number)
-            for number, pair in enumerate(pairs)
-            if aliased.get(pair.slot.key) != "identical" and _memory_of(pair.slot.record)
-        )
-        if not by_begin:
-            return []
-        begins = [begin for begin, _ in by_begin]
-        longest = max(pairs[number].slot.record.storage.nbytes for _, number in by_begin)
-        found = []
-        for number, (slot, entry) in enumerate(pairs):
-            if slot.key in aliased or not _memory_of(entry.record):
+        met = C.meetings_of([pair.slot.tensor for pair in pairs], [pair.entry.tensor for pair in pairs], _MOST_MEETINGS)
+        found: dict[str, str] = {}
+        for ours, theirs in met:
+            written, entry = pairs[ours].slot, pairs[theirs].entry
+            if ours > theirs or entry.key in found or pairs[theirs].slot.key in aliased:
                 continue
-            begin, end = entry.record.data.pointer, entry.record.data.pointer + entry.record.storage.nbytes
-            first, last = bisect.bisect_left(begins, begin - longest), bisect.bisect_left(begins, end)
-            for _, other in itertools.islice(by_begin[first:last], _MOST_PAIRS):
-                written = pairs[other].slot
-                if other < number and _shares(written.record, entry.record):
-                    found.append((entry.key, written.key))
-                    break
-        return found
+            if aliased.get(written.key) != "identical" and _shares(written.record, entry.record):
+                found[entry.key] = written.key
+        return list(found.items())
 
     @functools.cached_property
     def ties(self) -> list[Tie]:
@@ -327,16 +371,15 @@ class Loading:
     @functools.cached_property
     def wasteful(self) -> list[tuple[list[Entry], int, int]]:
         """Entries over storages of which no entry reaches most bytes: with the storage's bytes and these."""
-        by_storage: dict[int, list[Entry]] = {}
-        for entry in self.entries:
-            record = entry.record
-            if record.storage is not None and record.kind in WITH_MEMORY and isinstance(record.storage.nbytes, int):
-                by_storage.setdefault(record.storage.address, []).append(entry)
+        marks = C.marks_of([entry.tensor for entry in self.entries], _LEAST_WASTE)
+        small = _with_bits(self.entries, marks, SMALL_PART)
+        by_storage: dict[int, list[Entry]] = {entry.record.storage.address: [] for entry in small}
+        for entry in self.entries if small else ():
+            if entry.record.storage is not None and entry.record.storage.address in by_storage:
+                by_storage[entry.record.storage.address].append(entry)
         found = []
         for entries in by_storage.values():
             nbytes = entries[0].record.storage.nbytes
-            if nbytes < _LEAST_WASTE or entries[0].record.data.pointer == 0:
-                continue
             if sum(entry.record.impl.numel * entry.record.impl.itemsize for entry in entries) >= nbytes:
                 continue
             regions = _regions(entries)
@@ -350,8 +393,8 @@ class Loading:
     @functools.cached_property
     def mixed(self) -> list[Pair]:
         """Pairs that copy_() refuses: a wrapper, as DTensor is, and a plain tensor; a sparse one and a dense one."""
-        kinds = [(pair, pair.slot.record.kind, pair.entry.record.kind) for pair in self.pairs]
-        ways = [(pair, _way(ours), _way(theirs)) for pair, ours, theirs in kinds if ours != theirs]
+        met = self.differing(KIND)
+        ways = [(pair, _way(pair.slot.record.kind), _way(pair.entry.record.kind)) for pair in met]
         return [pair for pair, ours, theirs in ways if ours != theirs and (ours, theirs) != ("quantized", "")]
 
     @functools.cached_property
@@ -362,12 +405,12 @@ class Loading:
     @functools.cached_property
     def overlapping(self) -> list[tuple[str, str, int]]:
         """Keys of the modules that have some bytes in common, and not all, each with a tensor in the state dict."""
-        by_storage: dict[int, dict[tuple[Any, ...], Slot]] = {}
-        for slot in self.slots:
-            if _memory_of(slot.record) and slot.key in self.by_key:
-                by_storage.setdefault(slot.record.storage.address, {}).setdefault(lies_at(slot.record), slot)
         found = []
-        for members in by_storage.values():
+        for several in sharing(self.slots):
+            members: dict[tuple[Any, ...], Slot] = {}
+            for slot in several:
+                if _memory_of(slot.record) and slot.key in self.by_key:
+                    members.setdefault(lies_at(slot.record), slot)
             if len(members) < 2 or _are_apart(list(members.values())):
                 continue
             for one, other in itertools.islice(itertools.combinations(members.values(), 2), _MOST_PAIRS):
@@ -397,13 +440,26 @@ class Loading:
             return []
         found = []
         for entry in self.entries:
-            counts = C.count_nonfinite(entry.tensor)
+            try:
+                counts = C.count_nonfinite(entry.tensor)
+            except OSError as error:
+                self.unread.append(Unread(name=entry.key, reason=f"its bytes are not there: {error.args[-1]}"))
+                continue
             if counts is not None and (counts[0] or counts[1]):
                 found.append(NonFinite(entry.key, *counts))
         return found
 
 
 _LEAST_WASTE = 4096
+
+
+def _with_bits(items: Sequence[_Item], found: bytes, bits: int) -> list[_Item]:
+    """Answer the items whose byte has one of some bits; most often none has."""
+    if not any(byte & bits for byte in set(found)):
+        return []
+    return [item for item, byte in zip(items, found, strict=True) if byte & bits]
+
+
 _LAID_OUT_ALONE = ("sparse_coo", "sparse_compressed", "mkldnn", "quantized")
 
 
@@ -524,12 +580,26 @@ class ModelState:
     @functools.cached_property
     def slots(self) -> list[Slot]:
         """Everything registered."""
+        if len(self.modules) == 1:
+            return self.modules[0].slots
         return list(itertools.chain.from_iterable(one.slots for one in self.modules))
 
     @functools.cached_property
     def leftovers(self) -> list[Slot]:
         """What is on meta."""
-        return [slot for slot in self.slots if slot.is_meta]
+        return self._marked(ON_META)
+
+    @functools.cached_property
+    def inference(self) -> list[Slot]:
+        """What is an inference tensor."""
+        return self._marked(INFERENCE)
+
+    def _marked(self, bit: int) -> list[Slot]:
+        return _with_bits(self.slots, self._marks, bit)
+
+    @functools.cached_property
+    def _marks(self) -> bytes:
+        return C.marks_of([slot.tensor for slot in self.slots], 0)
 
     def has_value(self, slot: Slot) -> str | None:
         """Say where an offload hook has the value of one that is on meta; None where none has."""

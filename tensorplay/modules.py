@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,18 @@ __all__ = ["Modules", "Orphans", "Slot", "lists_in", "orphans_of"]
 _OWN_LOADING = "_load_from_state_dict"
 # Theirs add what old checkpoints lack: what it is, is known here.
 _KNOWN_LOADERS = (nn.Module, _NormBase)
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Let no automatic collection start: thousands of new objects would bring one about, and none is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Slot(NamedTuple):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
 import torch
@@ -19,7 +20,7 @@ from tensorplay.errors import TargetError
 from tensorplay.inspection import named_objects, outside_compiled_code
 from tensorplay.layers import Finding, LoadSummary, Unread
 from tensorplay.loading import Loading, ModelState
-from tensorplay.modules import Modules
+from tensorplay.modules import Modules, collection_paused
 from tensorplay.placement import Placement
 from tensorplay.progress import Step
 from tensorplay.reports import Report
@@ -108,9 +109,10 @@ def validate_state_dict_load(
     need_model(model, "validate_state_dict_load")
     need_state_dict(state_dict, "validate_state_dict_load")
     optimizers = named_optimizers(optimizer, caller, "validate_state_dict_load", 2)
-    loading = Loading(Modules(model), state_dict, assign=assign, strict=strict, values=values)
-    state = ModelState([loading.modules], optimizers, loading=loading)
-    return report_on(state, caller, caller.argument("model", 0), caller.argument("state_dict", 1), optimizers)
+    with collection_paused():
+        loading = Loading(Modules(model), state_dict, assign=assign, strict=strict, values=values)
+        state = ModelState([loading.modules], optimizers, loading=loading)
+        return report_on(state, caller, caller.argument("model", 0), caller.argument("state_dict", 1), optimizers)
 
 
 def report_on(
@@ -134,7 +136,7 @@ def report_on(
         selection.findings,
         load=summary_of(state, model, state_dict, **fields),
         focus="load",
-        unread=tuple(unread),
+        unread=(*unread, *(() if state.loading is None else state.loading.unread)),
         **selection.fields(),
     )
 
@@ -142,7 +144,9 @@ def report_on(
 def ask(state: ModelState, model: str, optimizers: Sequence[tuple[str, Any]]) -> list[Finding]:
     """Ask every rule on modules' state, and those on what lies where."""
     found = [finding for rule in state_rules() for finding in rule.in_state(state)]
-    if state.loading is None or not state.loading.ahead:
+    ahead = state.loading is not None and state.loading.ahead
+    # Of tensors that are on one device there is nothing to be told.
+    if optimizers or (not ahead and len(C.count_labels([slot.tensor for slot in state.slots])[1]) > 1):
         placement = Placement([(model, one.model) for one in state.modules], optimizers)
         found += [finding for rule in device_rules() for finding in rule.in_placement(placement)]
     return found
@@ -152,13 +156,9 @@ def summary_of(state: ModelState, model: str, state_dict: str, **fields: Any) ->
     """Answer the comparison as plain data."""
     loading = state.loading
     ahead = loading is not None and loading.ahead  # on meta, to be compared: not a fact worth a word
-    dtypes: Counter[str] = Counter()
-    devices: Counter[str] = Counter()
-    for slot, entry in () if loading is None else loading.pairs:
-        one, other = entry.record.impl, slot.record.impl
-        dtypes[one.dtype if one.dtype == other.dtype else f"{one.dtype} -> {other.dtype}"] += 1
-        devices[one.device if one.device == other.device else f"{one.device} -> {other.device}"] += 1
+    dtypes, devices = ({}, {}) if loading is None else loading.counted()
     keys = [slot for slot in state.slots if slot.is_persistent]
+    own = [slot.tensor for slot in state.slots if ahead or not state.leftovers or slot.has_memory]
     return LoadSummary(
         model=model,
         state_dict=state_dict,
@@ -167,20 +167,15 @@ def summary_of(state: ModelState, model: str, state_dict: str, **fields: Any) ->
         missing=() if loading is None else tuple(loading.missing),
         unexpected=() if loading is None else tuple(loading.unexpected),
         not_persistent=tuple(slot.key for slot in state.slots if not slot.is_persistent),
-        model_nbytes=_nbytes(slot.record for slot in state.slots if slot.has_memory or ahead),
-        state_dict_nbytes=0 if loading is None else _nbytes(entry.record for entry in loading.entries),
-        dtypes=dict(dtypes),
-        devices={} if ahead else dict(devices),
+        model_nbytes=C.storage_nbytes(own),
+        state_dict_nbytes=0 if loading is None else C.storage_nbytes([entry.tensor for entry in loading.entries]),
+        dtypes=dtypes,
+        devices={} if ahead else devices,
         on_meta=0 if ahead else len(state.leftovers),
         own_loading=() if loading is None else tuple(loading.own_loading),
         read_values=loading is not None and loading.values,
         **fields,
     )
-
-
-def _nbytes(records: Any) -> int:
-    storages = {record.storage.address: record.storage.nbytes for record in records if record.storage is not None}
-    return sum(nbytes for nbytes in storages.values() if isinstance(nbytes, int))
 
 
 def state_dict_in(value: object, name: str, modules: Modules, key: str | None) -> Mapping[Any, Any]:

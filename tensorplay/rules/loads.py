@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tensorplay.layers import WRAPPERS
 from tensorplay.rules.registry import StateRule
@@ -376,10 +376,9 @@ class TypeNarrowed(StateRule):
         if loading is None:
             return
         by_types: dict[tuple[str, str], list[Pair]] = {}
-        for pair in loading.pairs:
+        for pair in loading.retyped:
             have, want = pair.entry.record.impl.dtype, pair.slot.record.impl.dtype
-            if have != want:
-                by_types.setdefault((have, want), []).append(pair)
+            by_types.setdefault((have, want), []).append(pair)
         for (have, want), pairs in by_types.items():
             lost = _lost(have, want)
             if lost is not None or loading.assign:
@@ -501,25 +500,14 @@ class RequiresGradLost(StateRule):
                 if slot.is_parameter and before.requires_grad.get(slot.key) and not slot.record.impl.requires_grad
             ]
         elif loading is not None:
-            frozen = [
-                pair.slot.key
-                for pair in loading.pairs
-                if pair.slot.is_parameter
-                and not pair.slot.record.impl.requires_grad
-                and pair.entry.record.impl.requires_grad
-            ]
+            frozen = loading.frozen
         if frozen:
             whose = "it did before" if before is not None else "the state dict's does"
             yield self._explained(
                 frozen, f"{plural(len(frozen), 'parameter')} no longer requiring grad: {whose}", "requires_grad_(True)"
             )
-        inference = (
-            [slot.key for slot in state.slots if slot.is_parameter and slot.record.impl.is_inference]
-            if before is not None or loading is not None
-            else []
-        )
-        wanted = [slot.key for slot in state.slots if slot.is_parameter and slot.record.impl.requires_grad]
-        trained = [key for key in inference if key in set(wanted)]
+        looked_at = state.inference if before is not None or loading is not None else []
+        trained = [slot.key for slot in looked_at if slot.is_parameter and slot.record.impl.requires_grad]
         if trained:
             yield self._explained(
                 trained,
@@ -871,16 +859,11 @@ class LoadWithoutEffect(StateRule):
         loading = state.loading
         if loading is None:
             return
-        empty = [pair for pair in loading.pairs if _is_meta(pair.entry.record)]
-        if empty:
-            yield self._empty(loading, empty)
+        if loading.without_values:
+            yield self._empty(loading, loading.without_values)
         if loading.assign or loading.ahead:
             return
-        lost = [
-            pair
-            for pair in loading.pairs
-            if pair.slot.is_meta and not _is_meta(pair.entry.record) and not state.has_value(pair.slot)
-        ]
+        lost = [pair for pair in loading.without_memory if not state.has_value(pair.slot)]
         if lost:
             yield self._lost(loading, lost)
 
@@ -990,7 +973,3 @@ def _of(loading: Loading, key: str) -> str:
 
 
 _SOURCE = "walked: the modules' _parameters, _buffers and _modules, as load_state_dict() does; compared by key"
-
-
-def _is_meta(record: Any) -> bool:
-    return bool(record.impl.device == "meta" and record.kind != "fake")

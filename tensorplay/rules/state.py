@@ -75,7 +75,7 @@ class MetaLeftover(StateRule):
         """Explain one finding for what is missing, and one for what is offloaded."""
         leftovers = state.leftovers
         loading = state.loading
-        if loading is not None:
+        if loading is not None and leftovers:
             if loading.ahead:
                 return
             told = {pair.slot.key for pair in loading.pairs} | (set(loading.missing) - loading.tied_to.keys())
