@@ -499,7 +499,7 @@ def mapped_files(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, i
     """Answer, for each half-open range of addresses, the mappings of files that hold a byte of it: (begin, end, offset in the file, the file's device and inode, path, shared)."""
 
 def marks_of(tensors: list[Any], least_nbytes: int, /) -> bytes:
-    """Answer for each tensor a byte of what it is: on meta 1, an inference tensor 2, at most half of a storage of so many bytes or more 4."""
+    """Answer for each tensor a byte of what it is: on meta 1, an inference tensor 2, at most half of a storage of so many bytes or more 4, past its storage 8."""
 
 def meetings_of(ours: list[Any], theirs: list[Any], most: int, /) -> list[tuple[int, int]]:
     """Answer which of our tensors' storages meet which of theirs in memory, as (index, index), but for those of one index; no more than `most`."""

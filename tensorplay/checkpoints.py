@@ -38,6 +38,7 @@ MAX_TENSORS = 250_000
 _Format = Literal["torch zip", "torch legacy", "safetensors"]
 
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+_INDEXES = tuple(f"{suffix}.index.json" for suffix in _SUFFIXES)
 _MOST_INDEX_BYTES = 256 << 20
 _LONGEST_NAME = 200
 # The walk writes a path for every place of a tensor: what it may take in depth, and in characters altogether.
@@ -140,10 +141,18 @@ def open_state_dict(path: str | os.PathLike[str], step: Step | None = None) -> S
         TargetError: it cannot be read, needs code to be, or two of its files have the same key: in one line.
     """
     target = Path(path)
+    if not os.fspath(path) or "\0" in os.fspath(path):
+        raise TargetError(f"{os.fspath(path)!r} is the name of no file")
     step = step or (lambda *_: None)
     unread: list[Unread] = []
     try:
-        opened = _open_folder(target, unread, step) if target.is_dir() else [_open(target, step)]
+        index = target.name if target.name.endswith(_INDEXES) and target.is_file() else None
+        if index is not None:
+            target = target.parent
+        if target.is_dir():
+            opened = _open_folder(target, unread, step, index, one_format=True)
+        else:
+            opened = [_open(target, step)]
         files = tuple(one.path for one in opened)
         if len(opened) == 1 and not target.is_dir():
             return Stored(_value_of(opened[0]), files, tuple(unread))
@@ -331,7 +340,9 @@ def _children(obj: object) -> Iterable[tuple[object, object]] | None:
     return None
 
 
-def _open_folder(folder: Path, unread: list[Unread], step: Step) -> list[_Opened]:
+def _open_folder(
+    folder: Path, unread: list[Unread], step: Step, index: str | None = None, *, one_format: bool = False
+) -> list[_Opened]:
     """Open the checkpoint files of a folder: those its index names, else all; what holds code is passed over.
 
     Raises:
@@ -344,7 +355,9 @@ def _open_folder(folder: Path, unread: list[Unread], step: Step) -> list[_Opened
             f"{folder} is a distributed checkpoint: make one file of it, python -m "
             f"torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE.pt, and inspect that"
         )
-    indexes = [name for name in names if name.endswith(tuple(f"{suffix}.index.json" for suffix in _SUFFIXES))]
+    indexes = [index] if index is not None else [name for name in names if name.endswith(_INDEXES)]
+    if one_format and len(indexes) > 1:  # the same tensors in two formats, as the hub has them
+        indexes = [name for name in indexes if name.endswith(".safetensors.index.json")][:1] or indexes
     wanted: dict[str, list[str]] = {}
     for index in indexes:
         for shard, tensors in _read_index(folder / index).items():
@@ -354,6 +367,8 @@ def _open_folder(folder: Path, unread: list[Unread], step: Step) -> list[_Opened
         rest = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise TargetError(f"{folder} lacks {', '.join(missing[:5])}{rest}, which {' and '.join(indexes)} names")
     files = sorted(wanted) or [name for name in names if name.endswith(_SUFFIXES) and (folder / name).is_file()]
+    if one_format and not wanted:
+        files = [name for name in files if name.endswith(".safetensors")] or files
     if not files:
         raise TargetError(f"{folder} has no checkpoint in it: no file that ends in {', '.join(_SUFFIXES)}")
     opened = []

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
-from tensorplay.layers import WITH_MEMORY, WRAPPERS, Unread
-from tensorplay.modules import Modules, Orphans, Slot, orphans_of
+from tensorplay.layers import WITH_MEMORY, WRAPPERS, TensorRecord, Unread
+from tensorplay.modules import Modules, Orphans, Slot, held_by, orphans_of
+from tensorplay.reports import Read
 from tensorplay.storages import region
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _MOST_MEETINGS = 100_000
 # What C.differences_of answers.
 SHAPE, DTYPE, DEVICE, KIND, OURS_ON_META, THEIRS_ON_META, MEMORY, REQUIRES_GRAD = (1 << bit for bit in range(8))
 # What C.marks_of answers.
-ON_META, INFERENCE, SMALL_PART = 1, 2, 4
+ON_META, INFERENCE, SMALL_PART, PAST_STORAGE = 1, 2, 4, 8
 _Item = TypeVar("_Item")
 _Named = TypeVar("_Named", bound="Slot | Entry")
 
@@ -197,6 +198,17 @@ class Loading:
         """Pairs of two types."""
         return self.differing(DTYPE)
 
+    def records_of(self, keys: Iterable[str]) -> list[TensorRecord]:
+        """Answer what was read of some keys, as plain data: of the modules' tensor and of the state dict's."""
+        wanted = set(keys)
+        return [
+            Read(name, record).model()
+            for slot, entry in self.pairs
+            if slot.key in wanted
+            for name, record in ((slot.key, slot.record), (f"state_dict[{slot.key!r}]", entry.record))
+            if record.extent is not None and record.extent.out_of_bounds
+        ]
+
     @functools.cached_property
     def without_values(self) -> list[Pair]:
         """Pairs of which the state dict's tensor is on meta."""
@@ -207,6 +219,24 @@ class Loading:
         """Pairs of which the modules' tensor alone is on meta."""
         theirs = {pair.slot.key for pair in self.without_values}
         return [pair for pair in self.differing(OURS_ON_META) if pair.slot.key not in theirs]
+
+    @functools.cached_property
+    def short(self) -> list[str]:
+        """Keys of which one of the tensors reaches past its storage."""
+        sides = ((pair.slot.key, pair.slot.tensor, pair.entry.tensor) for pair in self.pairs)
+        keys, ours, theirs = (list(one) for one in zip(*sides, strict=True)) if self.pairs else ([], [], [])
+        marks = zip(keys, C.marks_of(ours, 0), C.marks_of(theirs, 0), strict=True)
+        return [key for key, one, other in marks if (one | other) & PAST_STORAGE]
+
+    @functools.cached_property
+    def refused(self) -> list[str]:
+        """Keys of inference tensors that are to become parameters that require grad, and are none yet."""
+        marks = C.marks_of([pair.entry.tensor for pair in self.pairs], 0)
+        return [
+            slot.key
+            for slot, entry in _with_bits(self.pairs, marks, INFERENCE)
+            if slot.is_parameter and slot.record.impl.requires_grad and not slot.record.impl.is_inference
+        ]
 
     @functools.cached_property
     def frozen(self) -> list[str]:
@@ -305,6 +335,15 @@ class Loading:
             by_place.setdefault(self.modules.place_of(key), []).append(key)
         return list(by_place.values())
 
+    def is_decided_elsewhere(self, keys: Iterable[str]) -> bool:
+        """Tell whether code of the modules decides if these keys are missing, or too many."""
+        renaming = tuple(self.modules.renaming)
+        return bool(self.modules.deciding) or all(key.startswith(renaming) for key in keys)
+
+    def settle(self, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+        """Take what load_state_dict() itself found in the place of what a comparison tells."""
+        self.__dict__.update(missing=list(missing), unexpected=list(unexpected))
+
     def loads_itself(self, key: str) -> bool:
         """Tell whether a module around a key loads in a way of its own, so that names may be changed on the way."""
         return any(key.startswith(path) for path in self.modules.loaders)
@@ -338,7 +377,13 @@ class Loading:
         """The key of the state dict under which the one for these modules is."""
         ours = self._own
         for key, value in self.others[:_NESTED_MOST]:
-            if isinstance(value, Mapping) and _mostly({k for k in value if type(k) is str}, ours):
+            if not isinstance(value, Mapping):
+                continue
+            theirs = {k for k in value if type(k) is str}
+            if _mostly(theirs, ours) or any(
+                _mostly({k[len(prefix) :] for k in theirs if k.startswith(prefix)}, ours)
+                for prefix in (*_WRAPPING, *_prefixes(theirs))
+            ):
                 return str(key)
         return None
 
@@ -415,11 +460,23 @@ class Loading:
                 continue
             for one, other in itertools.islice(itertools.combinations(members.values(), 2), _MOST_PAIRS):
                 regions = _regions([one, other])
-                if regions is not None:
+                if regions is not None and not self._lies_alike(one, other):
                     how, shared = C.overlap_of(*regions)
                     if how not in ("disjoint", "too_hard"):
                         found.append((one.key, other.key, shared or 0))
         return found
+
+    def _lies_alike(self, one: Slot, other: Slot) -> bool:
+        """Tell whether the state dict's tensors lie to each other as these do, so that each write gives the same."""
+        ours, theirs = (one.record, other.record), (self.by_key[one.key].record, self.by_key[other.key].record)
+        if theirs[0].storage is None or theirs[1].storage is None or theirs[0].impl.stride is None:
+            return False
+        between = [second.impl.storage_offset - first.impl.storage_offset for first, second in (ours, theirs)]
+        return (
+            theirs[0].storage.address == theirs[1].storage.address
+            and between[0] == between[1]
+            and all(_steps(a) == _steps(b) and a.impl.dtype == b.impl.dtype for a, b in zip(ours, theirs, strict=True))
+        )
 
     def same_values(self, one: str, other: str) -> bool | None:
         """Tell whether two entries have the same bytes; None where they cannot be read, or are of different types."""
@@ -574,6 +631,8 @@ class ModelState:
         self.whole = whole
         self._written = written
         # Now: later others may refer to what an optimizer holds.
+        self.held = held_by(optimizers)
+        """Identities of what optimizers hold."""
         self.orphans: list[Orphans] = orphans_of(optimizers, self.slots, observer_refs) if optimizers else []
         """What optimizers hold that no module has."""
 

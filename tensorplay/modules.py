@@ -17,7 +17,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from tensorplay.classes import derives, mro, namespace
 
-__all__ = ["Modules", "Orphans", "Slot", "lists_in", "orphans_of"]
+__all__ = ["Modules", "Orphans", "Slot", "collection_paused", "held_by", "lists_in", "orphans_of"]
 
 _OWN_LOADING = "_load_from_state_dict"
 # Theirs add what old checkpoints lack: what it is, is known here.
@@ -79,6 +79,10 @@ class Modules:
         self.model = model
         self.loaders: dict[str, str] = {}
         """What of the modules loads in a way of its own, by their paths."""
+        self.renaming: list[str] = []
+        """Of these, by their paths, what may take a key by another name."""
+        self.deciding: list[str] = []
+        """Modules with a hook after loading, which may forgive keys that are missing or too many."""
         self.extra_states: list[str] = []
         """Keys of what modules keep beside their tables."""
         self.absent: list[str] = []
@@ -106,6 +110,11 @@ class Modules:
                 self.loaders[path] = f"{cls.__name__}.{_OWN_LOADING}()"
             elif own.get("_load_state_dict_pre_hooks"):
                 self.loaders[path] = "a hook before loading"
+                loads_itself = not all(map(_is_of_fsdp, own["_load_state_dict_pre_hooks"].values()))
+            if loads_itself:
+                self.renaming.append(path)
+            if own.get("_load_state_dict_post_hooks"):
+                self.deciding.append(path)
             if has_extra:
                 self.extra_states.append(path + _EXTRA_STATE_KEY_SUFFIX)
             if "_hf_hook" in own:
@@ -153,6 +162,12 @@ class Modules:
 def lists_in(own: dict[str, Any]) -> list[list[Any]]:
     """Answer the lists in which a module keeps tensors beside its tables."""
     return [value for value in own.values() if type(value) is list and any(map(C.is_tensor, value))]
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    """Tell whether a hook before loading is FSDP's own, which renames nothing."""
+    function = (C.instance_dict(hook) or {}).get("hook", hook)
+    return str(getattr(getattr(function, "__func__", function), "__module__", "")).startswith("torch.distributed.")
 
 
 def _owner(cls: type, name: str) -> type:
@@ -236,6 +251,11 @@ class _Held:
         if isinstance(state, dict):
             self.references.update(id(key) for key in list(dict.keys(state)) if C.is_tensor(key))
         self.strangers = [pair for pair in self.parameters if id(pair[1]) not in own]
+
+
+def held_by(optimizers: Iterable[tuple[str, Any]]) -> set[int]:
+    """Answer which tensors some optimizers hold, by identity."""
+    return {id(pair[1]) for name, one in optimizers for pair in _Held(name, one, set()).parameters}
 
 
 def orphans_of(optimizers: Iterable[tuple[str, Any]], slots: Sequence[Slot], observer_refs: int = 0) -> list[Orphans]:

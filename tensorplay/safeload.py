@@ -17,8 +17,6 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from tensorplay.callers import Caller
 from tensorplay.checkpoints import open_state_dict
@@ -201,6 +199,7 @@ class _Load:
         self.before = Moment.of(modules)
         self.loading = Loading(modules, source.state_dict, assign=assign, strict=strict, values=values)
         self.extra_nbytes = 0
+        self.answered: tuple[list[str], list[str]] | None = None
         self.name = caller.argument("model", 0)
 
     def run(self, undo: bool, chunk_nbytes: int | None, allow_live_graph: bool, step: Step) -> LoadReport:
@@ -210,7 +209,7 @@ class _Load:
         self.source.check_unchanged()
         log = Undo(self.modules)
         if undo and not self.assign:
-            log.keep(pair.slot for pair in self.loading.pairs)
+            log.keep(self.modules.slots)  # a hook may write also what is not loaded
         self._keep_extra_states(log)
         self.extra_nbytes += log.nbytes
         watch = WriteWatch()
@@ -227,7 +226,11 @@ class _Load:
         except BaseException as error:
             self._undo(log, error, undo)
             raise
-        return self._report(watch.of if self.device is not None else None)
+        try:
+            return self._report(watch.of if self.device is not None else None)
+        except BaseException as error:
+            _note(error, "TensorPlay: the state dict is loaded")
+            raise
 
     # What is looked at before
 
@@ -236,6 +239,7 @@ class _Load:
         findings = [finding for rule in state_rules() for finding in rule.in_state(state)]
         wrong = [finding for finding in findings if self._forbids(finding)]
         reasons = [f"{finding.code} {finding.where.name}: {finding.headline}; {_way_out(finding)}" for finding in wrong]
+        reasons += self._why_not_written()
         if torch.__future__.get_swap_module_params_on_conversion():
             reasons.append(
                 "torch.__future__.set_swap_module_params_on_conversion(True) makes loading exchange the insides of "
@@ -284,6 +288,22 @@ class _Load:
         }
         replaced = {pair.slot.key for pair in self.loading.pairs} if self.assign else self.before.meta
         return [slot.key for slot in self.modules.slots if id(slot.tensor) in held and slot.key in replaced]
+
+    def _why_not_written(self) -> Iterator[str]:
+        if self.device is not None and torch.device(self.device).type == "meta":
+            yield "device='meta' has no memory: say where the tensors are to be"
+        short = self.loading.short
+        if short:
+            yield (
+                f"{some_of(short, 3)} {'reaches' if len(short) == 1 else 'reach'} past the storage, as after "
+                "storage.resize_(0): reading or writing it would end the process; give it memory first"
+            )
+        inference = [pair.slot.key for pair in self.loading.pairs if pair.slot.record.impl.is_inference]
+        if inference and not self.assign and not torch.is_inference_mode_enabled():
+            yield (
+                f"{some_of(inference, 3)} made in inference mode, and nothing else may write there: load within "
+                "torch.inference_mode(), or say assign=True"
+            )
 
     def _why_not_in_chunks(self) -> Iterator[str]:
         if self.assign:
@@ -400,6 +420,7 @@ class _Load:
                     f"loading into {type(self.model).__name__}: missing keys {missing}, unexpected keys "
                     f"{answer.unexpected_keys}"
                 )
+        self.answered = (answer.missing_keys, answer.unexpected_keys)
         if self.assign:
             self._tie_again()
 
@@ -427,17 +448,20 @@ class _Load:
         if failed:
             said = f"TensorPlay could not put the model back: {plural(len(failed), 'error')}, the first: {failed[0]!r}"
         elif undo or self.assign:
-            said = "TensorPlay: the model is as it was before: objects, ties, bytes and versions"
+            said = "TensorPlay: what the model has registered is as it was: objects, ties, bytes and versions"
+            if self.loading.own_loading:
+                said += f"; what {some_of(self.loading.own_loading, 3)} keeps elsewhere is not known"
         else:
             said = "TensorPlay: undo=False: what was written before the error stays; objects and ties are as before"
-        if sys.version_info >= (3, 11):
-            error.add_note(said)
+        _note(error, said)
 
     # What is said afterwards
 
     def _report(self, written: Callable[[Any], Provenance] | None) -> LoadReport:
         modules = Modules(self.model)
         loading = self.loading.beside(modules)
+        if self.answered is not None:
+            loading.settle(*self.answered)
         state = ModelState([modules], self.optimizers, loading=loading, before=self.before, written=written)
         moves, replaced = [], []
         for slot in modules.slots:
@@ -461,12 +485,16 @@ class _Load:
 
 
 def _computed_anew(modules: Modules) -> Iterator[Any]:
-    """Answer the weights that weight_norm and spectral_norm of old make before each forward: no backward is to come."""
+    """Answer the weights that hooks make before each forward, as of pruning and weight_norm: no backward is to come."""
     for module in modules.each():
         own = C.instance_dict(module) or {}
-        for hook in list((own.get("_forward_pre_hooks") or {}).values()):
-            if type(hook) in (WeightNorm, SpectralNorm):
-                yield own.get(hook.name)
+        if own.get("_forward_pre_hooks"):
+            yield from (value for value in list(own.values()) if C.is_tensor(value))
+
+
+def _note(error: BaseException, said: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(said)
 
 
 def _way_out(finding: Finding) -> str:

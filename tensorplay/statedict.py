@@ -24,6 +24,7 @@ from tensorplay.modules import Modules, collection_paused
 from tensorplay.placement import Placement
 from tensorplay.progress import Step
 from tensorplay.reports import Report
+from tensorplay.rules.layers import ReachesPastStorage
 from tensorplay.rules.registry import device_rules, state_rules
 from tensorplay.selection import lenient_config, select_findings
 from tensorplay.words import some_of
@@ -38,6 +39,9 @@ __all__ = [
     "state_dict_in",
     "validate_state_dict_load",
 ]
+
+
+_PAST_STORAGE = ReachesPastStorage()
 
 
 class LoadReport(Report):
@@ -144,6 +148,8 @@ def report_on(
 def ask(state: ModelState, model: str, optimizers: Sequence[tuple[str, Any]]) -> list[Finding]:
     """Ask every rule on modules' state, and those on what lies where."""
     found = [finding for rule in state_rules() for finding in rule.in_state(state)]
+    if state.loading is not None and state.loading.short:
+        found += _PAST_STORAGE.findings(state.loading.records_of(state.loading.short))
     ahead = state.loading is not None and state.loading.ahead
     # Of tensors that are on one device there is nothing to be told.
     if optimizers or (not ahead and len(C.count_labels([slot.tensor for slot in state.slots])[1]) > 1):

@@ -12,11 +12,12 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.layers import WITH_MEMORY
+from tensorplay.loading import lies_at
 from tensorplay.modules import Modules, Slot, lists_in
 
 __all__ = ["Undo"]
 
-_TABLES = ("_parameters", "_buffers")
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Undo:
@@ -38,7 +39,8 @@ class Undo:
             if slot.record.kind == "uninitialized"
         ]
         self._others: list[Callable[[], None]] = []
-        self._kept: dict[tuple[Any, ...], tuple[Any, Any, int | None]] = {}
+        self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._training: list[tuple[dict[str, Any], object]] = []
         seen: set[int] = set()
         for module in modules.each():
             if id(module) in seen:
@@ -48,6 +50,8 @@ class Undo:
             for name in _TABLES:
                 if isinstance(own.get(name), dict):
                     self._tables.append((own[name], dict(own[name])))
+            if "training" in own:
+                self._training.append((own, own["training"]))
             self._lists += [(listed, list(listed)) for listed in lists_in(own)]
             if isinstance(own.get("_non_persistent_buffers_set"), set):
                 self._sets.append((own["_non_persistent_buffers_set"], set(own["_non_persistent_buffers_set"])))
@@ -62,20 +66,15 @@ class Undo:
             if not slot.has_memory:
                 continue
             if record.kind in WITH_MEMORY and record.storage is not None:
-                place: tuple[Any, ...] = (
-                    record.storage.address,
-                    record.impl.storage_offset,
-                    record.impl.shape,
-                    record.impl.stride,
-                    record.impl.dtype,
-                )
+                place: tuple[Any, ...] = lies_at(record)
             else:
                 place = (record.impl.address,)
             if place in self._kept:
                 continue
             with torch.no_grad():
-                copy = slot.tensor.detach().clone()
-            self._kept[place] = (slot.tensor, copy, record.impl.version)
+                alias = slot.tensor.detach()
+                copy = alias.clone()
+            self._kept[place] = _Kept(slot.tensor, alias, copy, record)
             self.nbytes += slot.nbytes
 
     def also(self, put_back: Callable[[], None]) -> None:
@@ -95,9 +94,50 @@ class Undo:
             _try(functools.partial(listed.__setitem__, slice(None), whole), failed)
         for names, kept in self._sets:
             _try(functools.partial(_exchange, names, kept), failed)
-        for tensor, copy, version in reversed(self._kept.values()):
-            _try(functools.partial(_rewrite, tensor, copy, version), failed)
+        for own, training in self._training:
+            own["training"] = training
+        for one in reversed(self._kept.values()):
+            _try(one.rewrite, failed)
         return failed
+
+
+def _nbytes_of(record: Any) -> Any:
+    return None if record.storage is None else record.storage.nbytes
+
+
+class _Kept:
+    """One tensor as it was."""
+
+    def __init__(self, tensor: Any, alias: Any, copy: Any, record: Any) -> None:
+        self._tensor = tensor
+        self._alias = alias
+        """Over the same memory, with the geometry of before."""
+        self._copy = copy
+        self._version: int | None = record.impl.version
+        self._requires_grad: bool = record.impl.requires_grad
+        self._place = lies_at(record) if record.kind in WITH_MEMORY else None
+        self._nbytes = _nbytes_of(record)
+
+    def rewrite(self) -> None:
+        """Give the tensor its memory, its bytes, its version back, as far as they are others now."""
+        record = C.read(self._tensor)
+        moved = self._place is not None and lies_at(record) != self._place
+        released = self._place is not None and _nbytes_of(C.read(self._alias)) != self._nbytes
+        with torch.no_grad():
+            if released:
+                self._alias.untyped_storage().resize_(self._nbytes)
+            if moved:
+                self._tensor.data = self._alias
+            if record.impl.requires_grad is not self._requires_grad and record.impl.is_leaf:
+                self._tensor.requires_grad_(self._requires_grad)
+            if not (moved or released) and C.same_values(self._tensor, self._copy):
+                if record.impl.version == self._version:
+                    return
+            else:
+                self._tensor.copy_(self._copy)
+        if self._version is not None:
+            # The bytes are what they were at that version: a graph that saved them may go on.
+            torch._C._autograd._unsafe_set_version_counter((self._tensor,), (self._version,))
 
 
 def _try(action: Callable[[], None], failed: list[BaseException]) -> None:
@@ -125,13 +165,3 @@ def _unshape(tensor: Any, kind: type, version: int | None) -> None:
         tensor.__class__ = kind
         if version is not None:
             torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-
-
-def _rewrite(tensor: Any, copy: Any, version: int | None) -> None:
-    with torch.no_grad():
-        if version is not None and tensor._version == version and C.same_values(tensor, copy):
-            return
-        tensor.copy_(copy)
-    if version is not None:
-        # The bytes are what they were at that version: a graph that saved them may go on.
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -3,7 +3,7 @@
 A watch sees every operator of its thread while it is entered, and keeps a ledger of storages: which operator made each,
 and which bytes of it operators wrote. Writes through NumPy, DLPack or C++ code that bypasses operators, of other
 threads, and inside of compiled code and higher-order operators go unseen, and an operator that writes by index or mask
-counts as writing all of its argument.
+counts as writing all of its argument. An operator that computes in place, as ``mul_`` does, writes nothing new.
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ _COPIES = frozenset({
 })  # fmt: skip
 _COPY_INTO = frozenset({"aten::copy_", "aten::_foreach_copy_", "prims::copy_to", "fsdp::copy_"})
 _RESIZE = frozenset({"aten::resize_", "aten::resize_as_", "aten::_resize_output_", "prims::resize"})
+# Operators in place of these names give values; all others compute them from what is there, garbage from garbage.
+_FILLS = frozenset({
+    "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_",
+    "cauchy_", "masked_fill_", "masked_scatter_", "index_fill_", "index_put_", "_index_put_impl_",
+    "_unsafe_index_put_", "index_copy_", "scatter_", "put_", "fill_diagonal_", "set_", "addmm_", "addbmm_", "baddbmm_",
+    "addmv_", "addr_", "_foreach_zero_", "_foreach_copy_",
+})  # fmt: skip
 # Marked as writes in their schemas, beside those that have a tag: they leave values alone.
 _METADATA = frozenset({"aten::record_stream", "aten::retain_grad", "aten::set_data", "aten::requires_grad_"})
 # Write what their schemas do not mark: in "c10d" all that are not among these write the first argument.
@@ -184,11 +191,19 @@ def _plan(func: Any) -> _Plan:
         kind = "lift"
     elif name == "c10d::broadcast_":
         kind = "broadcast"
+    if kind == "other" and _computes_in_place(name, writes):
+        writes = ()
     if name.startswith("c10d::") and name not in _SEND_ONLY:
         writes, makes = ((0, schema.arguments[0].name),), False
     elif name in _UNMARKED:
         writes = (_UNMARKED[name],)
     return _Plan(name, kind, writes, makes, views)
+
+
+def _computes_in_place(name: str, writes: tuple[tuple[int, str], ...]) -> bool:
+    """Tell whether an operator of ATen reads what it writes: ``mul_``, and not ``fill_``."""
+    base = name.removeprefix("aten::")
+    return base is not name and base.endswith("_") and writes == ((0, "self"),) and base not in _FILLS
 
 
 def _given(place: tuple[int, str], args: Any, kwargs: Any) -> Any:

@@ -33,6 +33,12 @@ bool is_small_part(const TensorFacts& facts, int64_t least_nbytes) {
   return nbytes && *nbytes <= facts.storage.nbytes / 2;
 }
 
+bool reaches_past(const TensorFacts& facts) {
+  if (!has_memory(facts.kind) || !facts.has_storage || facts.storage.symbolic) return false;
+  const auto needed = facts.needed_nbytes();
+  return needed && *needed > facts.storage.nbytes;
+}
+
 }  // namespace
 
 uint32_t differences(const TensorFacts& first, const TensorFacts& second) {
@@ -60,6 +66,7 @@ uint32_t marks(const TensorFacts& facts, int64_t least_nbytes) {
   if (is_meta(facts)) found |= kMeta;
   if (facts.impl.is_inference) found |= kInference;
   if (is_small_part(facts, least_nbytes)) found |= kSmallPart;
+  if (reaches_past(facts)) found |= kPastStorage;
   return found;
 }
 

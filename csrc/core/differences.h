@@ -34,7 +34,8 @@ std::optional<MemorySpan> memory_of(const TensorFacts& facts);
 enum Mark : uint32_t {
   kMeta = 1,
   kInference = 2,
-  kSmallPart = 4,  // at most half of a storage of `least_nbytes` or more
+  kSmallPart = 4,    // at most half of a storage of `least_nbytes` or more
+  kPastStorage = 8,  // it has elements that its storage has no bytes for
 };
 
 // Bits of Mark.

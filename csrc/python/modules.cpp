@@ -394,7 +394,7 @@ PyMethodDef methods[] = {
     {"marks_of", fast_call(marks_of), METH_FASTCALL,
      "marks_of(tensors, least_nbytes, /)\n--\n\nAnswer for each tensor a byte of what it is: on meta 1, an "
      "inference tensor "
-     "2, at most half of a storage of so many bytes or more 4."},
+     "2, at most half of a storage of so many bytes or more 4, past its storage 8."},
     {"count_labels", count_labels, METH_O,
      "count_labels(tensors, /)\n--\n\nCount some tensors by their types, and by their devices."},
     {"pair_up", fast_call(pair_up), METH_FASTCALL,

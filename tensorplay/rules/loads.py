@@ -49,6 +49,7 @@ _INTEGERS = {
     "int64": 63,
     "uint64": 64,
 }
+_WITHOUT_INFINITY = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
@@ -71,8 +72,8 @@ class KeysOrShapes(StateRule):
 
     ## Known limits
 
-    Modules with their own `_load_from_state_dict()`, or with a hook before loading, may rename keys: what does not fit
-    below them is a warning.
+    Modules with their own `_load_from_state_dict()`, or with a hook before loading, may rename keys, and a hook after
+    loading may forgive them: what does not fit there is an info.
 
     ## Example
 
@@ -172,7 +173,7 @@ class KeysOrShapes(StateRule):
         )
 
     def _missing(self, loading: Loading, missing: Sequence[str]) -> Finding:
-        unsure = all(loading.loads_itself(key) for key in missing)
+        unsure = loading.is_decided_elsewhere(missing)
         return self.finding(
             missing[0],
             headline=f"{plural(len(missing), 'key')} of the model {'is' if len(missing) == 1 else 'are'} not in the "
@@ -184,10 +185,10 @@ class KeysOrShapes(StateRule):
                 if loading.strict
                 else "with strict=False it is left as it is, without a word"
             )
-            + ("; a module around it loads in a way of its own, which may fill it in" if unsure else ""),
+            + ("; code of the model, a hook or a loading of its own, may fill it in or forgive it" if unsure else ""),
             fix="save the state dict from the same class of model, or initialise what is new and say strict=False",
             source=_SOURCE,
-            severity=None if loading.strict and not unsure else "warning",
+            severity="info" if unsure else None if loading.strict else "warning",
         )
 
     def _tied(self, loading: Loading) -> Finding:
@@ -205,7 +206,7 @@ class KeysOrShapes(StateRule):
         )
 
     def _unexpected(self, loading: Loading, unexpected: Sequence[str]) -> Finding:
-        unsure = all(loading.loads_itself(key) for key in unexpected)
+        unsure = loading.is_decided_elsewhere(unexpected)
         return self.finding(
             unexpected[0],
             headline=f"{plural(len(unexpected), 'key')} of the state dict "
@@ -221,7 +222,7 @@ class KeysOrShapes(StateRule):
             else "with strict=False it is left out, without a word",
             fix="load into the class of model that it was saved from, or drop the keys",
             source=_SOURCE,
-            severity="warning" if loading.strict and unsure else None if loading.strict else "info",
+            severity=None if loading.strict and not unsure else "info",
         )
 
     def _accepted(self, loading: Loading, accepted: Sequence[str]) -> Finding:
@@ -430,14 +431,18 @@ def _lost(have: str, want: str) -> str | None:
         if fraction > 0:
             words.append(f"{plural(fraction, 'bit')} of the fraction dropped")
         if exponent > 0:
-            words.append("what is too large becomes infinity")
+            words.append(f"what is too large becomes {'NaN' if want in _WITHOUT_INFINITY else 'infinity'}")
         return ", ".join(words) or None
+    if want == "bool":
+        return "all but zero becomes True"
     if have in _FLOATS and want in _INTEGERS:
         return "cut to whole numbers"
     if have in _INTEGERS and want in _FLOATS:
         return None if have == "bool" else "whole numbers in the place of floats, as quantised weights without a scale"
     if have in _INTEGERS and want in _INTEGERS and _INTEGERS[have] > _INTEGERS[want]:
-        return "what is too large wraps around" if want != "bool" else "all but zero becomes True"
+        return "what is too large wraps around"
+    if have in _INTEGERS and want.startswith("uint") and not have.startswith(("uint", "bool")):
+        return "what is negative wraps around"
     return None
 
 
@@ -505,6 +510,13 @@ class RequiresGradLost(StateRule):
             whose = "it did before" if before is not None else "the state dict's does"
             yield self._explained(
                 frozen, f"{plural(len(frozen), 'parameter')} no longer requiring grad: {whose}", "requires_grad_(True)"
+            )
+        if loading is not None and loading.assign and loading.refused:
+            yield self._explained(
+                loading.refused,
+                f"{plural(len(loading.refused), 'key')} of the state dict made in inference mode: assign=True raises "
+                "for what requires grad",
+                "clone the state dict's tensors outside torch.inference_mode()",
             )
         looked_at = state.inference if before is not None or loading is not None else []
         trained = [slot.key for slot in looked_at if slot.is_parameter and slot.record.impl.requires_grad]

@@ -432,6 +432,32 @@ class OptimizerOrphan(StateRule):
         """Explain one finding for each optimizer."""
         for found in state.orphans:
             yield self._explained(found)
+        loading = state.loading
+        if loading is not None and loading.assign and state.before is None:
+            loaded = {pair.slot.key for pair, _ in loading.aliases}
+            lost = [
+                pair.slot
+                for pair in loading.pairs
+                if id(pair.slot.tensor) in state.held and pair.slot.is_parameter and pair.slot.key not in loaded
+            ]
+            if lost:
+                yield self._ahead(lost, len(state.held))
+
+    def _ahead(self, slots: Sequence[Slot], held: int) -> Finding:
+        return self.finding(
+            slots[0].key,
+            headline=f"assign=True puts new tensors in the place of {plural(len(slots), 'parameter')} that the "
+            "optimizer holds",
+            subject=_described(slots),
+            evidence={
+                "optimizer_params": held,
+                "to_be_orphans": [slot.key for slot in slots[:MOST_NAMES]],
+                "orphan_bytes": sum(slot.nbytes for slot in slots),
+            },
+            why="step() goes on with the old ones, which nobody computes with",
+            fix="load first, and build the optimizer then; or load without assign=True",
+            source="walked: optimizer.param_groups; compared by identity with the modules' _parameters",
+        )
 
     def _explained(self, found: Orphans) -> Finding:
         paths = [path for path, _ in found.parameters]

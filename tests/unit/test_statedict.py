@@ -56,6 +56,9 @@ def accepted(model: nn.Module, state_dict, **options) -> None:
         (torch.float32, torch.int32, "cut to whole numbers"),
         (torch.int64, torch.int8, "wraps around"),
         (torch.int64, torch.bool, "all but zero becomes True"),
+        (torch.float32, torch.bool, "all but zero becomes True"),
+        (torch.int8, torch.uint8, "what is negative wraps around"),
+        (torch.float8_e5m2, torch.float8_e4m3fn, "what is too large becomes NaN"),
     ],
 )
 def test_tp502_a_type_that_holds_less(have, want, words):
@@ -225,6 +228,86 @@ def test_batches_that_old_checkpoints_did_not_count():
     assert tp.validate_state_dict_load(model, versioned).missing_keys == ["0.num_batches_tracked"]
 
 
+def test_tp505_is_silent_where_the_state_dict_overlaps_alike():
+    model = nn.Module()
+    model.table = nn.Parameter(torch.ones(4, 4))
+    model.register_buffer("first", model.table.detach()[0])
+    model.register_buffer("turned", model.table.detach().t())
+    assert not [
+        one for one in tp.validate_state_dict_load(model, model.state_dict()).findings if one.severity != "info"
+    ]
+    assert not tp.validate_state_dict_load(model, copy.deepcopy(model.state_dict())).findings
+    other = clones(model)
+    other["first"] += 1
+    assert "TP505" in {one.code for one in tp.validate_state_dict_load(model, other).findings}
+
+
+def test_tp405_before_the_load_that_makes_the_orphans():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    state_dict = clones(model)
+    finding = one(tp.validate_state_dict_load(model, state_dict, optimizer, assign=True), "TP405")
+    assert finding.evidence["to_be_orphans"] == ["weight", "bias"]
+    assert not tp.validate_state_dict_load(model, state_dict, optimizer).findings
+    model.load_state_dict(state_dict, assign=True)
+    late = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert found(tp.validate_state_dict_load(model, state_dict, late, assign=True)) == [("TP504", "info")]
+
+
+def test_tp503_before_the_load_that_raises():
+    model = nn.Linear(2, 2)
+    with torch.inference_mode():
+        state_dict = clones(nn.Linear(2, 2))
+    finding = one(tp.validate_state_dict_load(model, state_dict, assign=True), "TP503")
+    assert finding.evidence["requires_grad_lost"] == ["weight", "bias"]
+    with pytest.raises(RuntimeError, match="inference tensor"):
+        model.load_state_dict(state_dict, assign=True)
+    assert not tp.validate_state_dict_load(nn.Linear(2, 2), state_dict).findings
+
+
+@pytest.mark.parametrize("side", ["model", "state dict"])
+def test_a_storage_without_memory_is_told_and_not_read(side):
+    model, state_dict = nn.Linear(2, 2), clones(nn.Linear(2, 2))
+    (model.weight if side == "model" else state_dict["weight"]).untyped_storage().resize_(0)
+    report = tp.validate_state_dict_load(model, state_dict, values=True)
+    assert "TP102" in {finding.code for finding in report.findings}
+    with pytest.raises(tp.LoadRefused, match="weight reaches past the storage"):
+        tp.safe_load_state_dict(model, state_dict)
+
+
+def test_what_a_hook_forgives_is_an_info():
+    model = nn.Linear(2, 2)
+    model.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.clear())
+    state_dict = {"weight": torch.zeros(2, 2)}
+    accepted(model, state_dict)
+    assert found(tp.validate_state_dict_load(model, state_dict)) == [("TP501", "info")]
+    assert not tp.safe_load_state_dict(model, state_dict).findings
+
+    strict = nn.Linear(2, 2)
+    strict.register_load_state_dict_post_hook(lambda module, keys: None)
+    before = strict.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="missing keys"):
+        tp.safe_load_state_dict(strict, state_dict)
+    assert torch.equal(strict.weight, before)
+
+
+def test_keys_that_a_hook_of_torch_renames():
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        old = clones(nn.utils.weight_norm(nn.Linear(2, 2)))
+    accepted(copy.deepcopy(model), dict(old))
+    report = tp.validate_state_dict_load(model, dict(old))
+    assert {finding.severity for finding in report.findings} == {"info"}
+    assert not tp.safe_load_state_dict(model, dict(old)).findings
+
+
+def test_a_state_dict_with_a_prefix_in_a_larger_checkpoint():
+    model = nn.Linear(2, 2)
+    checkpoint = {"epoch": 1, "state_dict": {f"model.{key}": value for key, value in clones(model).items()}}
+    assert one(tp.validate_state_dict_load(model, checkpoint), "TP501").evidence["nested_under"] == "state_dict"
+
+
 # Keys
 
 
@@ -269,7 +352,7 @@ def test_a_module_that_loads_in_a_way_of_its_own():
 
     model = nn.Sequential(Renames(2, 2, bias=False))
     report = tp.validate_state_dict_load(model, {"0.kernel": torch.zeros(2, 2)})
-    assert found(report) == [("TP501", "warning"), ("TP501", "warning")]
+    assert found(report) == [("TP501", "info"), ("TP501", "info")]
     assert report.load.own_loading == ("0: Renames._load_from_state_dict()",)
     assert "load in a way of their own" in str(report)
 

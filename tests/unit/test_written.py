@@ -208,7 +208,6 @@ def _by_mask(x):
         lambda x: torch.add(torch.ones(4, 4), 1, out=x),
         lambda x: torch.stack([torch.ones(4)] * 4, out=x),
         lambda x: torch.max(torch.ones(4, 4, 2), 2, out=(x, torch.empty(4, 4, dtype=torch.int64))),
-        lambda x: torch._foreach_add_([torch.ones(1), x], 1),
         lambda x: torch._foreach_copy_([x, torch.ones(1)], [torch.ones(4, 4), torch.ones(1)]),
         lambda x: torch.nn.init.kaiming_uniform_(x),
         lambda x: torch.nn.init.orthogonal_(x),
@@ -226,6 +225,20 @@ def test_writes(watch, write):
 
     assert told(watch, x) == ("written", 64, 64)
     assert watch.of(x).origin == "aten::empty"
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda x: x.mul_(2), lambda x: x.add_(1), lambda x: torch._foreach_add_([x], 1), lambda x: x.relu_()]
+)
+def test_computing_in_place_makes_garbage_of_garbage(compute):
+    with WriteWatch() as watch:
+        x = torch.empty(4, 4)
+        compute(x)
+        y = torch.empty(4, 4)
+        y.fill_(1)
+        compute(y)
+    assert watch.of(x).state == "never"
+    assert watch.of(y).state == "written"
 
 
 @pytest.mark.parametrize(
