@@ -244,6 +244,9 @@ def _format_of(file: IO[bytes], nbytes: int) -> _Format:
     head = os.pread(file.fileno(), 512, 0)
     if nbytes == 0:
         raise Unreadable("is empty: 0 bytes")
+    # By its length too: the first bytes of a header's length may be those of a pickle.
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") + 8 <= nbytes:
+        return "safetensors"
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "torch zip"
     if head.startswith(LEGACY_HEAD):

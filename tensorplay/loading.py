@@ -97,7 +97,7 @@ class Moment(NamedTuple):
 def lies_at(record: Any) -> tuple[Any, ...]:
     """Answer what is the same for two tensors of the same bytes."""
     impl = record.impl
-    return record.storage.address, impl.storage_offset, impl.shape, impl.stride, impl.dtype
+    return record.storage.address, impl.storage_offset, impl.shape, impl.stride, impl.dtype, impl.is_conj, impl.is_neg
 
 
 def sharing(tensors: Sequence[_Named]) -> list[list[_Named]]:
@@ -365,6 +365,9 @@ class Loading:
             return None
         theirs, ours = self._given, self._own
         for whose, longer, shorter in (("state dict", theirs, ours), ("model", ours, theirs)):
+            for infix in _WRAPPING[:2]:
+                if any(infix in key for key in longer) and {key.replace(infix, "") for key in longer} == shorter:
+                    return whose, infix
             for prefix in (*_WRAPPING, *_prefixes(longer)):
                 if all(key.startswith(prefix) for key in longer) and _mostly(
                     {k[len(prefix) :] for k in longer}, shorter
@@ -372,10 +375,15 @@ class Loading:
                     return whose, prefix
         return None
 
-    @functools.cached_property
+    @property
     def nested(self) -> str | None:
-        """The key of the state dict under which the one for these modules is."""
-        ours = self._own
+        """The key of the state dict under which the one for these modules is; None where several are, too."""
+        return self.nesting[0] if len(self.nesting) == 1 else None
+
+    @functools.cached_property
+    def nesting(self) -> list[str]:
+        """Keys under which there is a state dict that could be for these modules."""
+        ours, found = self._own, []
         for key, value in self.others[:_NESTED_MOST]:
             if not isinstance(value, Mapping):
                 continue
@@ -384,8 +392,8 @@ class Loading:
                 _mostly({k[len(prefix) :] for k in theirs if k.startswith(prefix)}, ours)
                 for prefix in (*_WRAPPING, *_prefixes(theirs))
             ):
-                return str(key)
-        return None
+                found.append(str(key))
+        return found
 
     @functools.cached_property
     def aliases(self) -> list[tuple[Pair, str]]:

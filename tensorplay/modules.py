@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from tensorplay.classes import derives, mro, namespace
+from tensorplay.walk import is_parameter
 
-__all__ = ["Modules", "Orphans", "Slot", "collection_paused", "held_by", "lists_in", "orphans_of"]
+__all__ = ["SCRIPTED", "Modules", "Orphans", "Slot", "collection_paused", "held_by", "lists_in", "orphans_of"]
 
+SCRIPTED = "a scripted module"
 _OWN_LOADING = "_load_from_state_dict"
 # Theirs add what old checkpoints lack: what it is, is known here.
 _KNOWN_LOADERS = (nn.Module, _NormBase)
@@ -101,6 +104,10 @@ class Modules:
                 self.absent.append(path)
                 continue
             cls = type(module)
+            if derives(cls, torch.jit.ScriptModule):
+                self.loaders[path] = SCRIPTED
+                self.renaming.append(path)
+                continue
             if cls not in classes:
                 classes[cls] = (_owner(cls, _OWN_LOADING) not in _KNOWN_LOADERS, _has_extra_state(cls))
             loads_itself, has_extra = classes[cls]
@@ -167,7 +174,8 @@ def lists_in(own: dict[str, Any]) -> list[list[Any]]:
 def _is_of_fsdp(hook: Any) -> bool:
     """Tell whether a hook before loading is FSDP's own, which renames nothing."""
     function = (C.instance_dict(hook) or {}).get("hook", hook)
-    return str(getattr(getattr(function, "__func__", function), "__module__", "")).startswith("torch.distributed.")
+    module = str(getattr(getattr(function, "__func__", function), "__module__", ""))
+    return module.startswith(("torch.distributed.fsdp._fully_shard", "torch.distributed._composable"))
 
 
 def _owner(cls: type, name: str) -> type:
@@ -262,7 +270,7 @@ def orphans_of(optimizers: Iterable[tuple[str, Any]], slots: Sequence[Slot], obs
     """Find what optimizers hold that is no parameter of these modules, nor of any other one that is alive.
 
     What a script keeps beside its modules is none: a parameter is an orphan where nobody but optimizers holds it, or
-    where one of the same shape and type stands, without an optimizer, for each that an optimizer has.
+    where an ``nn.Parameter`` of the same shape and type stands, without an optimizer, for each that an optimizer has.
 
     Args:
         optimizers: with their names.
@@ -294,10 +302,11 @@ def orphans_of(optimizers: Iterable[tuple[str, Any]], slots: Sequence[Slot], obs
                 forms[_form(slot.record)] -= 1
                 counterparts.append(slot.key)
         replaced = len(strangers) == len(one.parameters) == len(counterparts) > 1
+        replaced = replaced and all(is_parameter(pair[1]) for pair in one.strangers)
         orphans = [
             (path, record) for path, record, number in strangers if replaced or _holders(record) <= references[number]
         ]
-        if orphans and bereft:
+        if orphans:
             shared = sum(id(pair[1]) in own for pair in one.parameters)
             sharing = sum(record.storage is not None and record.storage.address in storages for _, record, _ in read)
             found.append(Orphans(one.name, len(one.parameters), shared, sharing, orphans, counterparts))

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
@@ -17,15 +17,16 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+from torch.utils._pytree import tree_map_only
 
 from tensorplay.callers import Caller
 from tensorplay.checkpoints import open_state_dict
 from tensorplay.errors import LoadRefused
 from tensorplay.inspection import outside_compiled_code
-from tensorplay.layers import WITH_MEMORY, Finding, Unread, VersionMove
+from tensorplay.layers import Finding, Unread, VersionMove
 from tensorplay.live import Live
 from tensorplay.loading import ASSIGN_MARK, Loading, ModelState, Moment, Pair, lies_at
-from tensorplay.modules import Modules
+from tensorplay.modules import SCRIPTED, Modules
 from tensorplay.progress import Step, bar
 from tensorplay.rules.registry import state_rules
 from tensorplay.statedict import LoadReport, named_optimizers, need_model, need_state_dict, report_on, state_dict_in
@@ -54,7 +55,7 @@ def safe_load_state_dict(
     undo: bool = True,
     chunk_nbytes: int | None = None,
     allow_live_graph: bool = False,
-    progress: Literal[False] | Step | None = None,
+    progress: bool | Step | None = None,
 ) -> LoadReport:
     """Load a state dict wholly, or leave the model as it was.
 
@@ -88,6 +89,8 @@ def safe_load_state_dict(
         TargetError: the file cannot be read.
         TypeError: an argument is of the wrong kind.
 
+    Not for two threads and one model at once.
+
     Cost: reading the source, one copy of the model's bytes that are written, and one write. Memory for the source's
         bytes and the model's, beside the model: with chunk_nbytes one chunk in place of the source's, without undo
         nothing in place of the model's.
@@ -101,7 +104,7 @@ def safe_load_state_dict(
             f"safe_load_state_dict(chunk_nbytes=) takes a number of bytes of 1 or more, got {chunk_nbytes!r}"
         )
     optimizers = named_optimizers(optimizer, caller, "safe_load_state_dict", -1)
-    with _steps(progress) as step:
+    with _steps(None if progress is True else progress) as step:
         modules = Modules(model)
         source = _Source.of(path_or_dict, modules, key, caller)
         load = _Load(modules, source, device, assign, strict, optimizers, values, caller)
@@ -109,12 +112,12 @@ def safe_load_state_dict(
 
 
 @contextlib.contextmanager
-def _steps(progress: Literal[False] | Step | None) -> Iterator[Step]:
+def _steps(progress: bool | Step | None) -> Iterator[Step]:
     if progress is None:
         with bar() as step:
             yield step or _no_step
     else:
-        yield progress or _no_step
+        yield _no_step if isinstance(progress, bool) else progress
 
 
 def _no_step(name: str, done: int, total: int) -> None:
@@ -149,7 +152,8 @@ class _Source(NamedTuple):
             files = {path: before.get(path) or _signature(path) for path in stored.files}
         else:
             need_state_dict(given, "safe_load_state_dict")
-        return cls(name, _unmarked(state_dict_in(value, name, modules, key)), files, unread)
+        chosen, found = state_dict_in(value, name, modules, key)
+        return cls(name if found is None else f"{name}[{found!r}]", _unmarked(chosen), files, unread)
 
     def check_unchanged(self) -> None:
         """Raise LoadRefused where a file is no longer the one that was opened."""
@@ -209,7 +213,10 @@ class _Load:
         self.source.check_unchanged()
         log = Undo(self.modules)
         if undo and not self.assign:
-            log.keep(self.modules.slots)  # a hook may write also what is not loaded
+            try:
+                log.keep(self.modules.slots)  # a hook may write also what is not loaded
+            except (NotImplementedError, RuntimeError) as error:
+                raise LoadRefused([f"the model has what cannot be copied ({error}): say undo=False"]) from error
         self._keep_extra_states(log)
         self.extra_nbytes += log.nbytes
         watch = WriteWatch()
@@ -298,6 +305,12 @@ class _Load:
                 f"{some_of(short, 3)} {'reaches' if len(short) == 1 else 'reach'} past the storage, as after "
                 "storage.resize_(0): reading or writing it would end the process; give it memory first"
             )
+        scripted = [path.rstrip(".") or "the model" for path, how in self.modules.loaders.items() if how == SCRIPTED]
+        if scripted:
+            yield (
+                f"{some_of(scripted, 3)} scripted, whose parameters C++ keeps and nothing here can put back: "
+                "use load_state_dict()"
+            )
         inference = [pair.slot.key for pair in self.loading.pairs if pair.slot.record.impl.is_inference]
         if inference and not self.assign and not torch.is_inference_mode_enabled():
             yield (
@@ -368,6 +381,9 @@ class _Load:
                 found[entry.key] = staged[place]
             done += pair.slot.nbytes
             step(entry.key, done, total)
+        for key, value in self.loading.items if chunk is None else ():
+            if key in self.modules.extra_states:  # modules may keep what it holds
+                found[key] = self._reading(key, functools.partial(tree_map_only, torch.Tensor, _own_memory, value))
         return None if chunk is not None else found
 
     def _reading(self, key: str, read: Callable[[], Any]) -> Any:
@@ -503,6 +519,13 @@ def _way_out(finding: Finding) -> str:
     return finding.fix
 
 
+def _lazily(tensor: Any, record: Any) -> Any:
+    """Answer a tensor that is conjugated or negated when it is read, as the one that was read is."""
+    if record.impl.is_conj:
+        tensor = torch.conj(tensor)
+    return torch._neg_view(tensor) if record.impl.is_neg else tensor
+
+
 class _StateDict(dict[Any, Any]):
     """A state dict that can carry ``_metadata``, as an OrderedDict can."""
 
@@ -528,7 +551,7 @@ def _unmarked(state_dict: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _may_be_cut(record: Any) -> bool:
     """Tell whether reading could fail: its memory is not of PyTorch's own allocator, and may be a mapped file's."""
     return (
-        record.kind in WITH_MEMORY
+        record.kind == "strided"
         and record.data is not None
         and record.data.pointer != 0
         and record.impl.device == "cpu"
@@ -555,7 +578,12 @@ def _copied(tensor: Any) -> Any:
         raise OSError("its bytes cannot be read")
     new = torch.empty(0, dtype=tensor.dtype, device="cpu")
     offset = int(record.impl.storage_offset) - first // record.impl.itemsize
-    return new.set_(memory.untyped_storage(), offset, record.impl.shape, record.impl.stride)
+    new.set_(memory.untyped_storage(), offset, record.impl.shape, record.impl.stride)
+    return _lazily(new, record)
+
+
+def _own_memory(tensor: Any) -> Any:
+    return _copied(tensor) if _may_be_cut(C.read(tensor)) else tensor
 
 
 def _pieces(tensor: Any, nbytes: int) -> Iterator[Any]:
@@ -581,6 +609,7 @@ def _write_chunked(target: Any, pair: Pair, chunk: Any) -> None:
             return
         plain = (
             record.extent.contiguous
+            and not (record.impl.is_conj or record.impl.is_neg)
             and target.is_contiguous()
             and target.dim() > 0
             and chunk.numel() >= record.impl.itemsize

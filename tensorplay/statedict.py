@@ -27,7 +27,7 @@ from tensorplay.reports import Report
 from tensorplay.rules.layers import ReachesPastStorage
 from tensorplay.rules.registry import device_rules, state_rules
 from tensorplay.selection import lenient_config, select_findings
-from tensorplay.words import some_of
+from tensorplay.words import listed, some_of
 
 __all__ = [
     "LoadReport",
@@ -184,11 +184,11 @@ def summary_of(state: ModelState, model: str, state_dict: str, **fields: Any) ->
     )
 
 
-def state_dict_in(value: object, name: str, modules: Modules, key: str | None) -> Mapping[Any, Any]:
-    """Answer the state dict in what a checkpoint holds: under a key, or the only one that is plainly the model's.
+def state_dict_in(value: object, name: str, modules: Modules, key: str | None) -> tuple[Mapping[Any, Any], str | None]:
+    """Answer the state dict in a checkpoint, by a key or the only one that could be the model's, and its key.
 
     Raises:
-        TargetError: there is none.
+        TargetError: there is none, or there are several.
     """
     if key is not None:
         if not isinstance(value, Mapping) or key not in value:
@@ -196,11 +196,15 @@ def state_dict_in(value: object, name: str, modules: Modules, key: str | None) -
             raise TargetError(f"{name} has no key {key!r}: it has {keys}")
         value = value[key]
     elif isinstance(value, Mapping):
-        nested = Loading(modules, value).nested
-        value = value if nested is None else value[nested]
+        loading = Loading(modules, value)
+        if not loading.pairs and len(loading.nesting) > 1:
+            found = listed([repr(one) for one in loading.nesting[:5]])
+            raise TargetError(f"{name} has {found}, which could each be the model's: name one as the key")
+        key = None if loading.pairs else loading.nested
+        value = value if key is None else value[key]
     if not isinstance(value, Mapping):
         raise TargetError(f"{name} holds a {type(value).__name__}, and no state dict: say under which key it is")
-    return value
+    return value, key
 
 
 def compare_checkpoint(
@@ -228,11 +232,12 @@ def compare_checkpoint(
     if model is None:
         raise TargetError(f"{target} answers something of type {class_name(type(made))}, and no module")
     modules = Modules(model)
-    state_dict = state_dict_in(stored.value, os.fspath(path), modules, key)
+    state_dict, found = state_dict_in(stored.value, os.fspath(path), modules, key)
+    name = os.fspath(path) if found is None else f"{os.fspath(path)}[{found!r}]"
     loading = Loading(modules, state_dict, strict=strict, ahead=True, values=values)
     state = ModelState([modules], loading=loading)
     try:
-        return report_on(state, None, target, os.fspath(path), unread=stored.unread, select=select, ignore=ignore)
+        return report_on(state, None, target, name, unread=stored.unread, select=select, ignore=ignore)
     except OSError as error:
         raise TargetError(f"{path} was cut while it was read: {error}") from error
 

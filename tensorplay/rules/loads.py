@@ -108,8 +108,8 @@ class KeysOrShapes(StateRule):
         loading = state.loading
         if loading is None:
             return
-        if loading.nested is not None and not loading.pairs:
-            yield self._nested(loading, loading.nested)
+        if loading.nesting and not loading.pairs:
+            yield self._nested(loading, loading.nesting)
             return
         if loading.prefix is not None:
             yield self._prefixed(loading, *loading.prefix)
@@ -137,10 +137,14 @@ class KeysOrShapes(StateRule):
             if pairs:
                 yield self._mixed(loading, pairs)
 
-    def _nested(self, loading: Loading, key: str) -> Finding:
+    def _nested(self, loading: Loading, keys: Sequence[str]) -> Finding:
+        key = keys[0]
+        quoted = [repr(one) for one in keys]
         return self.finding(
             key,
-            headline=f"the model's state dict is under the key {key!r} of what was given",
+            headline=f"the model's state dict is under the key {listed(quoted[:4])} of what was given"
+            if len(keys) == 1
+            else f"state dicts that could be the model's are under the keys {listed(quoted[:4])} of what was given",
             subject=f"keys {some_of([str(name) for name, _ in loading.items], 4)}",
             evidence={"nested_under": key, "matched": 0, "missing": loading.missing[:MOST_NAMES]},
             why="it is a checkpoint of more than the model: none of its own keys is a parameter's",
@@ -152,13 +156,15 @@ class KeysOrShapes(StateRule):
         theirs = whose == "state dict"
         fix = (
             f"torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state_dict, {prefix!r})"
+            if theirs and all(key.startswith(prefix) for key in loading.unexpected)
+            else f"{{key.replace({prefix!r}, ''): value for key, value in state_dict.items()}}"
             if theirs
             else f"{{{prefix!r} + key: value for key, value in state_dict.items()}}, or load into the module below"
         )
         return self.finding(
             loading.unexpected[0],
-            headline=f"all keys of the {whose} begin with {prefix!r}, those of the "
-            f"{'model' if theirs else 'state dict'} do not: none fits",
+            headline=f"the keys of the {whose} have {prefix!r} in them, those of the "
+            f"{'model' if theirs else 'state dict'} do not",
             subject=f"{plural(len(loading.missing), 'key')} missing, {len(loading.unexpected)} unexpected",
             evidence={
                 "prefix": prefix,
@@ -434,11 +440,17 @@ def _lost(have: str, want: str) -> str | None:
             words.append(f"what is too large becomes {'NaN' if want in _WITHOUT_INFINITY else 'infinity'}")
         return ", ".join(words) or None
     if want == "bool":
+        if have == "uint8":
+            return None  # as masks were once
         return "all but zero becomes True"
     if have in _FLOATS and want in _INTEGERS:
         return "cut to whole numbers"
     if have in _INTEGERS and want in _FLOATS:
-        return None if have == "bool" else "whole numbers in the place of floats, as quantised weights without a scale"
+        return (
+            None
+            if have not in ("int8", "uint8")
+            else "whole numbers in the place of floats, as quantised weights without a scale"
+        )
     if have in _INTEGERS and want in _INTEGERS and _INTEGERS[have] > _INTEGERS[want]:
         return "what is too large wraps around"
     if have in _INTEGERS and want.startswith("uint") and not have.startswith(("uint", "bool")):
@@ -620,7 +632,9 @@ class CheckpointAliases(StateRule):
                 [key for key, _ in crossed],
                 headline=f"{crossed[0][0]} of the state dict lies over the model's {crossed[0][1]}"
                 + (f", and {plural(len(crossed) - 1, 'more key')} over others" if len(crossed) > 1 else ""),
-                nbytes=sum(loading.by_key[key].record.impl.numel or 0 for key, _ in crossed),
+                nbytes=sum(
+                    one.impl.numel * one.impl.itemsize for one in (loading.by_key[key].record for key, _ in crossed)
+                ),
                 why="loading overwrites one parameter and then reads it for the other: both get the same values",
                 fix="copy.deepcopy(state_dict) before it is changed and loaded",
                 over=dict(crossed[:MOST_NAMES]),
@@ -722,7 +736,7 @@ class AmbiguousTie(StateRule):
         more = f", and {plural(len(found) - 1, 'more tie')}" if len(found) > 1 else ""
         return self.finding(
             keys[0],
-            headline=f"{listed(keys[:4])} are one parameter, for which the state dict has {how}{more}: {winner} wins",
+            headline=f"{listed(keys[:4])} are one tensor, for which the state dict has {how}{more}: {winner} wins",
             subject=f"{describe(loading.by_key[winner].record)}, written {len(keys)} times",
             evidence={
                 "names": [key for names, _ in found for key in names][:MOST_NAMES],
@@ -803,7 +817,8 @@ class WastefulCheckpoint(StateRule):
         used = sum(entry.record.impl.numel * entry.record.impl.itemsize for entry in entries)
         yield self.finding(
             entries[0].key,
-            headline=f"{entries[0].key} is {bytes_text(used)} of a storage of {bytes_text(nbytes)}"
+            headline=f"{listed([entry.key for entry in entries[:3]])} {'is' if len(entries) == 1 else 'are'} "
+            f"{bytes_text(used)} of a storage of {bytes_text(nbytes)}"
             + (f", and {plural(len(found) - 1, 'more storage')} are kept for little" if len(found) > 1 else ""),
             subject=with_others(f"{bytes_text(unseen)} that no key reaches", names),
             evidence={

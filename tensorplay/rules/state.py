@@ -311,7 +311,9 @@ class TieBroken(StateRule):
         lost, apart, copies, extra = [], [], 0, 0
         by_key = {slot.key: slot for slot in state.slots} if ties else {}
         for tie in ties:
-            slots = [by_key[key] for key in tie.keys if key in by_key and by_key[key].is_parameter]
+            slots = [by_key[key] for key in tie.keys if key in by_key]
+            if state.before is None or not any(slot.is_parameter for slot in slots):
+                slots = [slot for slot in slots if slot.is_parameter]  # buffers that are alike are shared by accident
             slots = [slot for slot in slots if not state.has_value(slot)]  # a hook makes one on meta for every name
             storages = {slot.record.storage.address for slot in slots if slot.record.storage is not None}
             if len(storages) > 1:
@@ -385,7 +387,7 @@ class OptimizerOrphan(StateRule):
     Each parameter in an optimizer's `param_groups`, by identity, against all that is registered in the modules among
     the objects, and in every other module that is alive. One that no module has is an orphan if nothing but optimizers
     holds it, or if for each parameter of the optimizer another one of its shape and type stands in the model, which no
-    optimizer has.
+    optimizer has. With `assign=True`, before the load, also what the load would make one.
 
     ## Why it matters
 

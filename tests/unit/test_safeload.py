@@ -388,7 +388,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
     assert "TP501 more: 1 key of the state dict is not" in refusal(model, fits | {"more": torch.zeros(1)})
     assert "no tensor" in refusal(model, fits | {"scale": 2.0})
     assert "TP508" in refusal(model, fits | {"scale": torch.tensor(float("nan"))}, values=True)
-    assert "all keys of the state dict begin with 'module.'" in refusal(
+    assert "the keys of the state dict have 'module.' in them" in refusal(
         model, {f"module.{key}": value for key, value in fits.items()}
     )
     assert "on meta" in refusal(model, {key: value.to("meta") for key, value in fits.items()}, assign=True)
@@ -453,6 +453,65 @@ def test_what_was_made_in_inference_mode_is_written_there_alone():
     with torch.inference_mode():
         tp.safe_load_state_dict(model, values)
     assert torch.equal(model.weight, values["weight"])
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_nbytes": 8}, {"assign": True}])
+def test_what_is_conjugated_or_negated_when_it_is_read(options, tmp_path):
+    z = torch.randn(3, dtype=torch.cfloat)
+    y = z.clone()
+    torch.save({"a": z.conj(), "b": y.conj().imag}, tmp_path / "z.pt")
+    model = nn.Module()
+    for name, value in (("a", z), ("b", z.imag)):
+        model.register_buffer(name, torch.zeros_like(value))
+    report = tp.safe_load_state_dict(model, tmp_path / "z.pt", **options)
+    assert torch.equal(model.a, z.conj())
+    assert torch.equal(model.b, z.conj().imag)
+    assert {one.severity for one in report.findings} <= {"info"}
+
+
+def test_what_modules_keep_of_extra_state_is_in_memory(tmp_path):
+    class Keeps(nn.Module):
+        kept = torch.zeros(1)
+
+        def get_extra_state(self):
+            return {"t": self.kept}
+
+        def set_extra_state(self, state):
+            self.kept = state["t"]
+
+    model = Keeps()
+    torch.save({"_extra_state": {"t": torch.arange(5000.0)}}, tmp_path / "e.pt")
+    tp.safe_load_state_dict(model, tmp_path / "e.pt")
+    os.truncate(tmp_path / "e.pt", 10)
+    assert torch.equal(model.kept, torch.arange(5000.0))
+
+
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408])
+def test_a_header_whose_length_looks_like_a_pickle(length, tmp_path):
+    model = nn.Linear(2, 2)
+    path = tmp_path / "h.safetensors"
+    for padding in range(2_000):
+        safetensors.save_file(nn.Linear(2, 2).state_dict(), path, metadata={"p": "x" * padding})
+        if int.from_bytes(path.read_bytes()[:8], "little") == length:
+            break
+    tp.safe_load_state_dict(model, path)
+
+
+def test_one_of_several_state_dicts_is_not_picked(tmp_path):
+    values = nn.Linear(2, 2).state_dict()
+    torch.save({"generator": values, "discriminator": values}, tmp_path / "gan.pt")
+    with pytest.raises(tp.TargetError, match="'generator' and 'discriminator', which could each be the model's"):
+        tp.safe_load_state_dict(nn.Linear(2, 2), tmp_path / "gan.pt")
+    report = tp.safe_load_state_dict(nn.Linear(2, 2), tmp_path / "gan.pt", key="generator")
+    assert report.load.state_dict.endswith("gan.pt['generator']")
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+def test_scripted_modules_are_refused():
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
+    values = nn.Sequential(nn.Linear(2, 2)).state_dict()
+    assert "scripted" in refusal(model, values)
+    assert {one.severity for one in tp.validate_state_dict_load(model, values).findings} == {"info"}
 
 
 def test_memory_on_meta_is_none():
@@ -600,10 +659,10 @@ def test_the_state_dict_in_a_training_checkpoint_is_found(tmp_path):
     model, optimizer = trained()
     path = tmp_path / "step.pt"
     values = OrderedDict(model.state_dict())
-    torch.save({"epoch": 3, "model": values, "ema": values, "optimizer": optimizer.state_dict()}, path)
+    torch.save({"epoch": 3, "model": values, "optimizer": optimizer.state_dict()}, path)
     fresh = Net()
-
     tp.safe_load_state_dict(fresh, path)
+    torch.save({"epoch": 3, "model": values, "ema": values, "optimizer": optimizer.state_dict()}, path)
     assert torch.equal(fresh.norm.weight, model.norm.weight)
     tp.safe_load_state_dict(fresh, path, key="ema")
     with pytest.raises(tp.TargetError, match="has no key 'best': it has 'epoch', 'model'"):

@@ -254,6 +254,18 @@ def test_tp405_before_the_load_that_makes_the_orphans():
     assert found(tp.validate_state_dict_load(model, state_dict, late, assign=True)) == [("TP504", "info")]
 
 
+def test_tp405_of_a_layer_that_was_removed_and_not_of_what_a_script_keeps():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    del model[1]
+    finding = one(tp.check({"model": model, "optimizer": optimizer}), "TP405")
+    assert (finding.evidence["orphans"], finding.evidence["shared_objects"]) == (2, 2)
+
+    fast = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    inner = torch.optim.SGD(fast, lr=1.0)
+    assert not tp.check({"model": model, "inner": inner}).findings
+
+
 def test_tp503_before_the_load_that_raises():
     model = nn.Linear(2, 2)
     with torch.inference_mode():
@@ -515,3 +527,11 @@ def test_nothing_is_changed():
     kept = tp.validate_state_dict_load(model, state_dict, optimizer)
     assert [native_facts(tensor) for tensor in tensors] == before
     assert kept.load.matched == 7
+
+
+def test_a_prefix_within_keys():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    compiled = {key.replace("1.", "1._orig_mod."): value for key, value in clones(model).items() if key[0] == "1"}
+    finding = one(tp.validate_state_dict_load(nn.Sequential(nn.Identity(), nn.Linear(2, 2)), compiled), "TP501")
+    assert finding.evidence["prefix"] == "_orig_mod."
+    assert "key.replace('_orig_mod.', '')" in finding.fix
