@@ -71,7 +71,7 @@ SIGNATURES = {
         "tuple[int, list[Any]]"
     ),
     "registered": (
-        "(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any]]]"
+        "(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any, bool]]]"
     ),
     "read_entries": (
         "(items: list[tuple[Any, Any]], entry_class: type[_Slot], /) -> tuple[list[_Slot], list[tuple[Any, Any]]]"

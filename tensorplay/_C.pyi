@@ -528,8 +528,8 @@ def read_entries(items: list[tuple[Any, Any]], entry_class: type[_Slot], /) -> t
 def read_grad(tensor: object, /) -> TensorRecord | None:
     """Read the gradient autograd keeps for a tensor, if it has no Python object; makes none. Else None."""
 
-def registered(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any]]]:
-    """Answer what a module and all in it have registered, as `slot_class` of (key, number of the module, whether it is a parameter, whether it is persistent, tensor, record), and the modules as (path, module), each by all its paths; None stands for one that is not there."""
+def registered(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any, bool]]]:
+    """Answer what a module and all in it have registered, as `slot_class` of (key, number of the module, whether it is a parameter, whether it is persistent, tensor, record), and the modules as (path, module, whether it has hooks of loading), each by all its paths; None stands for one that is not there."""
 
 def same_values(a: torch.Tensor, b: torch.Tensor, /) -> bool | None:
     """Answer whether each element has the same bytes in two dense CPU tensors; None where dtype, shape or a pending conjugation or negation differ, or this process cannot read them. OSError where a file mapped behind one was cut, unless a difference lies well before that."""

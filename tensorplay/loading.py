@@ -589,7 +589,7 @@ def _steps(record: Any) -> list[tuple[Any, Any]]:
 def _is_marked(metadata: Any) -> bool:
     """Tell whether a state dict was loaded with assign=True before: what load_state_dict() notes in its metadata."""
     return isinstance(metadata, Mapping) and any(
-        isinstance(one, Mapping) and one.get(ASSIGN_MARK) for one in metadata.values()
+        ASSIGN_MARK in one and one[ASSIGN_MARK] for one in metadata.values() if type(one) is dict
     )
 
 

@@ -70,6 +70,28 @@ class Slot(NamedTuple):
         return impl.numel * impl.itemsize if isinstance(impl.numel, int) else 0
 
 
+class _Kind(NamedTuple):
+    """What is not as of most modules about a class."""
+
+    loads_itself: bool
+    has_extra_state: bool
+    is_scripted: bool
+    is_absent: bool
+    """It is None's."""
+
+    @classmethod
+    def of(cls, kind: type) -> _Kind:
+        """Look at a class; it is asked nothing."""
+        if not derives(kind, nn.Module):
+            return cls(False, False, False, kind is type(None))
+        return cls(
+            _owner(kind, _OWN_LOADING) not in _KNOWN_LOADERS,
+            _owner(kind, "set_extra_state") is not nn.Module,
+            derives(kind, torch.jit.ScriptModule),
+            False,
+        )
+
+
 class Modules:
     """The tables of a module and of all in it, as load_state_dict() goes through them: shared ones by each path.
 
@@ -97,20 +119,21 @@ class Modules:
         self._read()
 
     def _read(self) -> None:
-        classes: dict[type, tuple[bool, bool]] = {}
+        kinds = {cls: _Kind.of(cls) for cls in {type(module) for _, module, _ in self._modules}}
+        odd = {cls for cls, kind in kinds.items() if any(kind)}
         hooks: list[tuple[str, Any]] = []
-        for path, module in self._modules:
-            if module is None:
+        for path, module, has_hooks in self._modules:
+            if not has_hooks and type(module) not in odd:
+                continue  # as most are
+            cls = type(module)
+            loads_itself, has_extra, is_scripted, is_absent = kinds[cls]
+            if is_absent:
                 self.absent.append(path)
                 continue
-            cls = type(module)
-            if derives(cls, torch.jit.ScriptModule):
+            if is_scripted:
                 self.loaders[path] = SCRIPTED
                 self.renaming.append(path)
                 continue
-            if cls not in classes:
-                classes[cls] = (_owner(cls, _OWN_LOADING) not in _KNOWN_LOADERS, _has_extra_state(cls))
-            loads_itself, has_extra = classes[cls]
             own = C.instance_dict(module)
             assert own is not None  # it was read of it
             if loads_itself:
@@ -135,7 +158,7 @@ class Modules:
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Answer the modules with their paths, which end in a dot."""
-        return ((path, module) for path, module in self._modules if module is not None)
+        return ((path, module) for path, module, _ in self._modules if module is not None)
 
     def each(self) -> Iterator[Any]:
         """Answer the modules."""
@@ -180,10 +203,6 @@ def _is_of_fsdp(hook: Any) -> bool:
 
 def _owner(cls: type, name: str) -> type:
     return next(base for base in mro(cls) if name in namespace(base))
-
-
-def _has_extra_state(cls: type) -> bool:
-    return _owner(cls, "set_extra_state") is not nn.Module
 
 
 def _items(table: Any) -> list[tuple[str, Any]]:

@@ -113,10 +113,15 @@ def validate_state_dict_load(
     need_model(model, "validate_state_dict_load")
     need_state_dict(state_dict, "validate_state_dict_load")
     optimizers = named_optimizers(optimizer, caller, "validate_state_dict_load", 2)
-    with collection_paused():
+    names = caller.argument("model", 0), caller.argument("state_dict", 1)
+
+    def compared() -> LoadReport:
         loading = Loading(Modules(model), state_dict, assign=assign, strict=strict, values=values)
         state = ModelState([loading.modules], optimizers, loading=loading)
-        return report_on(state, caller, caller.argument("model", 0), caller.argument("state_dict", 1), optimizers)
+        return report_on(state, caller, *names, optimizers)
+
+    with collection_paused():
+        return compared()  # what it made is gone before anything is collected
 
 
 def report_on(

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "../core/differences.h"
@@ -30,6 +31,9 @@ struct Tables {
   PyObject* buffers = PyUnicode_InternFromString("_buffers");
   PyObject* modules = PyUnicode_InternFromString("_modules");
   PyObject* kept_out = PyUnicode_InternFromString("_non_persistent_buffers_set");
+  std::array<PyObject*, 3> hooks{PyUnicode_InternFromString("_load_state_dict_pre_hooks"),
+                                 PyUnicode_InternFromString("_load_state_dict_post_hooks"),
+                                 PyUnicode_InternFromString("_hf_hook")};
 };
 
 const Tables& tables() {
@@ -49,7 +53,7 @@ class Walk {
         std::ranges::find(around_, object) != around_.end()) {
       return true;
     }
-    const Owned module(PyTuple_Pack(2, path, object));
+    const Owned module(PyTuple_Pack(3, path, object, has_hooks(dict) ? Py_True : Py_False));
     if (module == nullptr || PyList_Append(modules_, module.get()) != 0) return false;
     const Owned number(PyLong_FromSsize_t(PyList_GET_SIZE(modules_) - 1));
     if (number == nullptr) return false;
@@ -74,8 +78,17 @@ class Walk {
   }
 
  private:
+  // Of loading, or of a library that keeps the values elsewhere.
+  static bool has_hooks(PyObject* dict) {
+    for (PyObject* name : tables().hooks) {
+      PyObject* found = item_of(dict, name);
+      if (found != nullptr && (PyDict_Check(found) == 0 || PyDict_GET_SIZE(found) != 0)) return true;
+    }
+    return false;
+  }
+
   bool add_absent(PyObject* path) {
-    const Owned module(PyTuple_Pack(2, path, Py_None));
+    const Owned module(PyTuple_Pack(3, path, Py_None, Py_False));
     return module != nullptr && PyList_Append(modules_, module.get()) == 0;
   }
 
@@ -374,8 +387,9 @@ PyMethodDef methods[] = {
      "as "
      "`slot_class` of (key, number of the module, whether it is a parameter, whether it is persistent, "
      "tensor, "
-     "record), and the modules as (path, module), each by all its paths; None stands for one that is not "
-     "there."},
+     "record), and the modules as (path, module, whether it has hooks of loading), each by all its paths; "
+     "None "
+     "stands for one that is not there."},
     {"read_entries", fast_call(read_entries), METH_FASTCALL,
      "read_entries(items, entry_class, /)\n--\n\nAnswer the pairs of a name and a tensor as `entry_class` of "
      "(name, "
