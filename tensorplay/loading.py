@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -74,8 +74,6 @@ class Moment(NamedTuple):
 
     ties: list[Tie]
     requires_grad: dict[str, bool]
-    kinds: dict[str, str]
-    """Of each key whether it was a parameter or a buffer."""
     impls: dict[str, int]
     versions: dict[str, int | None]
     meta: frozenset[str]
@@ -87,11 +85,14 @@ class Moment(NamedTuple):
         return cls(
             ties=ties_of(slots),
             requires_grad={slot.key: slot.record.impl.requires_grad for slot in slots if slot.is_parameter},
-            kinds={slot.key: "parameter" if slot.is_parameter else "buffer" for slot in slots},
             impls={slot.key: slot.record.impl.address for slot in slots},
             versions={slot.key: slot.record.impl.version for slot in slots},
             meta=frozenset(slot.key for slot in slots if slot.is_meta),
         )
+
+    def is_replaced(self, slot: Slot) -> bool:
+        """Tell whether another tensor has the key now. One that was freed may have had the same address."""
+        return slot.record.impl.address != self.impls.get(slot.key) or (slot.key in self.meta and not slot.is_meta)
 
 
 def lies_at(record: Any) -> tuple[Any, ...]:
@@ -698,12 +699,3 @@ class ModelState:
             # Of memory that was there before, other bytes were written before.
             if known.state == "never" or (known.state == "partly" and (known.origin or known.copied_from))
         ]
-
-    def by_impl(self, keys: Iterable[str]) -> Iterator[tuple[int, list[Slot]]]:
-        """Answer some of the registered tensors by their impl."""
-        wanted = set(keys)
-        found: dict[int, list[Slot]] = {}
-        for slot in self.slots:
-            if slot.key in wanted:
-                found.setdefault(slot.record.impl.address, []).append(slot)
-        return iter(found.items())

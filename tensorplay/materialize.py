@@ -80,9 +80,7 @@ class MaterializeAudit(LoadReport):
         state = ModelState([modules], optimizers, before=self._before, written=watch.of)
         seen = Counter(_WORDS[watch.of(slot.tensor).state] for slot in modules.slots if slot.has_memory)
         assert self._before is not None
-        replaced = tuple(
-            slot.key for slot in modules.slots if slot.record.impl.address != self._before.impls.get(slot.key)
-        )
+        replaced = tuple(slot.key for slot in modules.slots if self._before.is_replaced(slot))
         self._take(report_on(state, self._asks, self._name, "", optimizers, replaced=replaced, seen=dict(seen)))
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:

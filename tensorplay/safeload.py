@@ -482,7 +482,7 @@ class _Load:
         moves, replaced = [], []
         for slot in modules.slots:
             old, now = self.before.versions.get(slot.key), slot.record.impl.version
-            if slot.record.impl.address != self.before.impls.get(slot.key):
+            if self.before.is_replaced(slot):
                 replaced.append(slot.key)
             elif old is not None and now is not None and old != now:
                 moves.append(VersionMove(name=slot.key, before=old, after=now))
