@@ -395,10 +395,17 @@ class TypeNarrowed(StateRule):
         names = [pair.slot.key for pair in pairs]
         elements = sum(pair.slot.record.impl.numel for pair in pairs if isinstance(pair.slot.record.impl.numel, int))
         assigned = loading.assign
+        raises = assigned and have in _INTEGERS and any(pair.slot.record.impl.requires_grad for pair in pairs)
         return self.finding(
             names[0],
             headline=f"{plural(len(names), 'key')} of {have} in the state dict, {want} in the model: "
-            + ("assign=True makes the model's type the state dict's" if assigned else str(lost)),
+            + (
+                "assign=True raises, only floats can require grad"
+                if raises
+                else "assign=True makes the model's type the state dict's"
+                if assigned
+                else str(lost)
+            ),
             subject=with_others(plural(elements, "element"), names),
             evidence={
                 "state_dict_dtype": have,
@@ -416,7 +423,7 @@ class TypeNarrowed(StateRule):
             if have in _INTEGERS and want in _FLOATS
             else f"model.to(torch.{have}) before loading, or convert the state dict yourself where less is wanted",
             source="read: c10/core/TensorImpl.h data_type_ of both sides; no value",
-            severity="info" if assigned else None,
+            severity="error" if raises else "info" if assigned else None,
         )
 
 

@@ -99,6 +99,17 @@ def test_tp502_with_assign_the_model_changes_its_type():
     assert found(tp.validate_state_dict_load(model, state_dict, assign=True)) == [("TP504", "info")]
 
 
+def test_tp502_with_assign_whole_numbers_cannot_require_grad():
+    model = nn.Linear(2, 2)
+    state_dict = {key: value.to(torch.int8) for key, value in clones(model).items()}
+    assert found(tp.validate_state_dict_load(model, state_dict, assign=True)) == [("TP502", "error")]
+    with pytest.raises(RuntimeError, match="floating point"):
+        model.load_state_dict(state_dict, assign=True)
+    model.requires_grad_(False)
+    assert found(tp.validate_state_dict_load(model, state_dict, assign=True)) == [("TP502", "info")]
+    accepted(model, state_dict, assign=True)
+
+
 def test_tp505_an_untied_checkpoint_for_a_tied_model():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     state_dict = clones(model)
