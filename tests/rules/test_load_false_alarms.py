@@ -14,6 +14,8 @@ from torch import nn
 import tensorplay as tp
 from tests.rules.test_false_alarms import MODELS
 
+pytestmark = pytest.mark.long
+
 WITH_GRAPH = "old weight norm"
 """Its weight is a tensor with a graph, which deepcopy refuses."""
 COPIED = [name for name in MODELS if name != WITH_GRAPH]

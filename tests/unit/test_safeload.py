@@ -141,7 +141,7 @@ def prepared(way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize(
-    ("way", "error"), [*((way, Fault) for way in WAYS), ("a file", KeyboardInterrupt), ("in chunks", MemoryError)]
+    ("way", "error"), [*((way, Fault) for way in WAYS), ("assign", KeyboardInterrupt), ("assign", MemoryError)]
 )
 def test_raising_at_any_operator_leaves_everything_as_it_was(way, error, tmp_path):
     path = saved(tmp_path, "pt")
