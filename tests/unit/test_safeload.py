@@ -506,7 +506,7 @@ def test_one_of_several_state_dicts_is_not_picked(tmp_path):
     assert report.load.state_dict.endswith("gan.pt['generator']")
 
 
-@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_scripted_modules_are_refused():
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
     values = nn.Sequential(nn.Linear(2, 2)).state_dict()
