@@ -215,9 +215,10 @@ def _facts(placement: Placement) -> Iterator[Finding]:
 
 
 def _leftovers(placement: Placement, roots: list[tuple[str, Any]]) -> Iterator[Finding]:
-    """Explain what is on meta among tensors that are not: a model that is wholly there is of one device."""
-    devices = {group.device for group in placement.of("parameter", "buffer") if group.kind != "fake"}
-    if "meta" in devices and len(devices) > 1:
+    """Explain what is on meta among parameters that are not: a model that has none but there is still to be loaded."""
+    held = [(group.role, group.device) for group in placement.of("parameter", "buffer") if group.kind != "fake"]
+    is_loaded = any(role == "parameter" and device != "meta" for role, device in held)
+    if is_loaded and any(device == "meta" for _, device in held):
         for name, root in roots:
             yield from _META.in_state(ModelState([Modules(root, f"{name}.")], whole=False))
 

@@ -143,7 +143,7 @@ class Modules:
                 loads_itself = not all(map(_is_of_fsdp, own["_load_state_dict_pre_hooks"].values()))
             if loads_itself:
                 self.renaming.append(path)
-            if own.get("_load_state_dict_post_hooks"):
+            if not all(map(_is_of_fsdp, (own.get("_load_state_dict_post_hooks") or {}).values())):
                 self.deciding.append(path)
             if has_extra:
                 self.extra_states.append(path + _EXTRA_STATE_KEY_SUFFIX)
@@ -195,7 +195,7 @@ def lists_in(own: dict[str, Any]) -> list[list[Any]]:
 
 
 def _is_of_fsdp(hook: Any) -> bool:
-    """Tell whether a hook before loading is FSDP's own, which renames nothing."""
+    """Tell whether a hook of loading is FSDP2's own, which renames nothing and forgives nothing."""
     function = (C.instance_dict(hook) or {}).get("hook", hook)
     module = str(getattr(getattr(function, "__func__", function), "__module__", ""))
     return module.startswith(("torch.distributed.fsdp._fully_shard", "torch.distributed._composable"))
