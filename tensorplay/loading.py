@@ -688,14 +688,18 @@ class ModelState:
         }
 
     @functools.cached_property
-    def unwritten(self) -> list[tuple[Slot, Provenance]]:
-        """What has memory of which not every byte was written, as far as that was watched."""
+    def provenance(self) -> list[tuple[Slot, Provenance]]:
+        """What is known of how each tensor with memory came to its values, where that was watched."""
         if self._written is None:
             return []
-        found = ((slot, self._written(slot.tensor)) for slot in self.slots if slot.has_memory)
+        return [(slot, self._written(slot.tensor)) for slot in self.slots if slot.has_memory]
+
+    @functools.cached_property
+    def unwritten(self) -> list[tuple[Slot, Provenance]]:
+        """What has memory of which not every byte was written, as far as that was watched."""
         return [
             (slot, known)
-            for slot, known in found
+            for slot, known in self.provenance
             # Of memory that was there before, other bytes were written before.
             if known.state == "never" or (known.state == "partly" and (known.origin or known.copied_from))
         ]

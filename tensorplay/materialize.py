@@ -78,7 +78,7 @@ class MaterializeAudit(LoadReport):
         optimizers = [(name, one) for name, ref in self._optimizers if (one := ref()) is not None]
         modules = Modules(model)
         state = ModelState([modules], optimizers, before=self._before, written=watch.of)
-        seen = Counter(_WORDS[watch.of(slot.tensor).state] for slot in modules.slots if slot.has_memory)
+        seen = Counter(_WORDS[known.state] for _, known in state.provenance)
         assert self._before is not None
         replaced = tuple(slot.key for slot in modules.slots if self._before.is_replaced(slot))
         self._take(report_on(state, self._asks, self._name, "", optimizers, replaced=replaced, seen=dict(seen)))

@@ -247,13 +247,9 @@ class _Load:
         wrong = [finding for finding in findings if self._forbids(finding)]
         reasons = [f"{finding.code} {finding.where.name}: {finding.headline}; {_way_out(finding)}" for finding in wrong]
         reasons += self._why_not_written()
-        if torch.__future__.get_swap_module_params_on_conversion():
-            reasons.append(
-                "torch.__future__.set_swap_module_params_on_conversion(True) makes loading exchange the insides of "
-                "tensors, which is not undone here: set it to False"
-            )
         if self.assign or self.device is not None:
-            held = self._held_by_optimizers()
+            replaced = {pair.slot.key for pair in self.loading.pairs} if self.assign else self.before.meta
+            held = [slot.key for slot in self.modules.slots if id(slot.tensor) in state.held and slot.key in replaced]
             if held:
                 reasons.append(
                     f"{some_of(held)} would be replaced, and the optimizer would hold the old "
@@ -286,17 +282,12 @@ class _Load:
     def _will_have_memory(self, finding: Finding) -> bool:
         return self.device is not None and "meta_after" in finding.evidence
 
-    def _held_by_optimizers(self) -> list[str]:
-        held = {
-            id(tensor)
-            for _, optimizer in self.optimizers
-            for group in (C.instance_dict(optimizer) or {}).get("param_groups") or []
-            for tensor in group.get("params") or []
-        }
-        replaced = {pair.slot.key for pair in self.loading.pairs} if self.assign else self.before.meta
-        return [slot.key for slot in self.modules.slots if id(slot.tensor) in held and slot.key in replaced]
-
     def _why_not_written(self) -> Iterator[str]:
+        if torch.__future__.get_swap_module_params_on_conversion():
+            yield (
+                "torch.__future__.set_swap_module_params_on_conversion(True) makes loading exchange the insides of "
+                "tensors, which is not undone here: set it to False"
+            )
         if self.device is not None and torch.device(self.device).type == "meta":
             yield "device='meta' has no memory: say where the tensors are to be"
         short = self.loading.short
@@ -569,13 +560,18 @@ def _memory(nbytes: int) -> Any:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(torch.UntypedStorage(nbytes, device="cpu"))
 
 
+def _fetch(tensor: Any, memory: Any) -> None:
+    """Copy the bytes that a tensor reaches into; raises OSError where they are not there."""
+    if not C.copy_bytes(tensor, memory):
+        raise OSError("its bytes cannot be read")
+
+
 def _copied(tensor: Any) -> Any:
     """Answer a tensor of the same geometry over a copy of the bytes; raises OSError where they are not there."""
     record: Any = C.read(tensor)
     first, end = _bytes_of(record)
     memory = _memory(end - first)
-    if not C.copy_bytes(tensor, memory):
-        raise OSError("its bytes cannot be read")
+    _fetch(tensor, memory)
     new = torch.empty(0, dtype=tensor.dtype, device="cpu")
     offset = int(record.impl.storage_offset) - first // record.impl.itemsize
     new.set_(memory.untyped_storage(), offset, record.impl.shape, record.impl.stride)
@@ -596,8 +592,7 @@ def _pieces(tensor: Any, nbytes: int) -> Iterator[Any]:
 
 def _read_through(tensor: Any, chunk: Any) -> None:
     for piece in _pieces(tensor, chunk.numel()):
-        if not C.copy_bytes(piece, chunk[: piece.numel()]):
-            raise OSError("its bytes cannot be read")
+        _fetch(piece, chunk[: piece.numel()])
 
 
 def _write_chunked(target: Any, pair: Pair, chunk: Any) -> None:
@@ -623,6 +618,5 @@ def _write_chunked(target: Any, pair: Pair, chunk: Any) -> None:
         for begin in range(0, source.numel(), step):
             piece = source[begin : begin + step]
             memory = chunk[: piece.numel() * record.impl.itemsize]
-            if not C.copy_bytes(piece, memory):
-                raise OSError("its bytes cannot be read")
+            _fetch(piece, memory)
             flat[begin : begin + step].copy_(memory.view(tensor.dtype))
