@@ -92,6 +92,20 @@ SIGNATURES = {
         "tuple[memoryview, list[HeapEntry], list[tuple[memoryview, str, int, str, HeapCycle, int, int]], "
         "list[int], bool]"
     ),
+    "local_tensor": "(object: object, /) -> tuple[bool, torch.Tensor | None] | None",
+    "own_value": "(object: object, name: str, /) -> Any",
+    "dtensor_states": "(tensor: torch.Tensor, /) -> tuple[str, ...]",
+    "plan_repair": (
+        "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, /) -> "
+        "tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]"
+    ),
+    "apply_repair": (
+        "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, "
+        "registrations: tuple[tuple[Any, str | int], ...], trip: str = '', /) -> "
+        "tuple[torch.Tensor | None, str, str]"
+    ),
+    "undo_repair": "(tensor: torch.Tensor, donor: torch.Tensor, hooks: bool, /) -> bool",
+    "repair_checks": "() -> list[str]",
     "count_nonfinite": "(tensor: torch.Tensor, /) -> tuple[int, int, int] | None",
     "same_values": "(a: torch.Tensor, b: torch.Tensor, /) -> bool | None",
     "copy_bytes": "(source: torch.Tensor, target: torch.Tensor, /) -> bool",
@@ -142,6 +156,7 @@ def native_stubs() -> str:
         "_Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]",
         "",
         "BUILD_INFO: Mapping[str, Any]",
+        "KNOWS_EXCHANGE: bool",
         "",
         "FrameLocals: TypeAlias = tuple[str, str, int, list[tuple[str, Any]]]",
         "HeapLink: TypeAlias = tuple[str, Any] | None",

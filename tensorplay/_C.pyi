@@ -11,6 +11,7 @@ _Slot = TypeVar("_Slot", bound=tuple[Any, ...])
 _Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]
 
 BUILD_INFO: Mapping[str, Any]
+KNOWS_EXCHANGE: bool
 
 FrameLocals: TypeAlias = tuple[str, str, int, list[tuple[str, Any]]]
 HeapLink: TypeAlias = tuple[str, Any] | None
@@ -420,6 +421,9 @@ class TensorRecord:
     def inner(self) -> tuple[tuple[str, TensorRecord], ...]:
         """(role, TensorRecord) of each tensor this one is made of."""
 
+def apply_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, registrations: tuple[tuple[Any, str | int], ...], trip: str = '', /) -> tuple[torch.Tensor | None, str, str]:
+    """Exchange the body for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (the object that has the old body now, or None; done, refused or taken back; the check). `trip` names a check to fail."""
+
 def buffer_of(object: object, /) -> tuple[int, int] | None:
     """Answer address and bytes of the buffer a built-in object has now, or None."""
 
@@ -440,6 +444,9 @@ def coverage_of(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None,
 
 def differences_of(ours: list[Any], theirs: list[Any], /) -> bytes:
     """Answer for each two tensors a byte of what differs: shape 1, dtype 2, device 4, kind 8, ours on meta 16, theirs on meta 32, their memory meets 64, requires_grad 128."""
+
+def dtensor_states(tensor: torch.Tensor, /) -> tuple[str, ...]:
+    """Name the states of a DTensor's body beside its local tensor, the worst first. ValueError where it has none."""
 
 def exclusive_of(regions: Sequence[_Region], index: int, nbytes: int, /) -> int | None:
     """Answer how many bytes of a storage one region reaches and no other, or None."""
@@ -495,6 +502,9 @@ def learn_storage_slice(tensor: object, /) -> None:
 def live_graph() -> tuple[list[torch.Tensor], list[Any], list[Any]]:
     """Answer every tensor that has a Python object now, by type alone, those hidden by gc.freeze() too; every such node of autograd; and every frame of an activation checkpoint."""
 
+def local_tensor(object: object, /) -> tuple[bool, torch.Tensor | None] | None:
+    """Answer, of a DTensor of any library, whether its class keeps the local tensor in a slot, and the local tensor or None. None for anything else. Runs no property."""
+
 def mapped_files(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, int, str, str, bool]]]:
     """Answer, for each half-open range of addresses, the mappings of files that hold a byte of it: (begin, end, offset in the file, the file's device and inode, path, shared)."""
 
@@ -507,6 +517,9 @@ def meetings_of(ours: list[Any], theirs: list[Any], most: int, /) -> list[tuple[
 def overlap_of(a: _Region, b: _Region, /) -> tuple[str, int | None]:
     """Answer how the bytes of two regions relate (disjoint, identical, first_in_second, second_in_first, partial, overlapping or too_hard) and how many they share, or None."""
 
+def own_value(object: object, name: str, /) -> Any:
+    """Answer what an object has under a name in its own dictionary or in a slot of its class, or None. Runs no property."""
+
 def packed_objects(roots: Sequence[object], /) -> list[Any]:
     """Answer what the hooks of packed tensors in the graphs behind some tensors and nodes hold: their functions, and what they packed."""
 
@@ -515,6 +528,9 @@ def pair_up(slots: list[Any], entries: dict[str, Any], pair_class: type[_Slot], 
 
 def placement(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, passed_over: tuple[type, ...] = (), most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]:
     """Group some tensors, and every one that some modules and optimizers hold, by what its device facts say; answer how many modules there are, and the groups, with the paths of up to `most` members, of those whose numbers are in `wanted` where it is given."""
+
+def plan_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, /) -> tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]:
+    """Answer the states, whether an exchange would mend one, and each check: (name, passed, refused or reported; what was read). Changes nothing."""
 
 def producer(tensor: object, /) -> Any:
     """Answer the Python object whose memory a tensor borrows, where its deleter keeps one. Else None."""
@@ -531,6 +547,9 @@ def read_grad(tensor: object, /) -> TensorRecord | None:
 def registered(module: object, slot_class: type[_Slot], prefix: str, /) -> tuple[list[_Slot], list[tuple[str, Any, bool]]]:
     """Answer what a module and all in it have registered, as `slot_class` of (key, number of the module, whether it is a parameter, whether it is persistent, tensor, record), and the modules as (path, module, whether it has hooks of loading), each by all its paths; None stands for one that is not there."""
 
+def repair_checks() -> list[str]:
+    """Name the checks that follow an exchange, in their order."""
+
 def same_values(a: torch.Tensor, b: torch.Tensor, /) -> bool | None:
     """Answer whether each element has the same bytes in two dense CPU tensors; None where dtype, shape or a pending conjugation or negation differ, or this process cannot read them. OSError where a file mapped behind one was cut, unless a difference lies well before that."""
 
@@ -542,6 +561,9 @@ def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | Non
 
 def storage_nbytes(tensors: list[Any], /) -> int:
     """Sum up the bytes of some tensors' storages, each once, as far as they are known."""
+
+def undo_repair(tensor: torch.Tensor, donor: torch.Tensor, hooks: bool, /) -> bool:
+    """Exchange back what apply_repair() exchanged."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:
     """Answer (node, output, arguments, shape) of each node from a view's base to the view, or nothing."""

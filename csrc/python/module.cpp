@@ -11,6 +11,7 @@
 #include "bytes.h"
 #include "call.h"
 #include "chain.h"
+#include "dtensor.h"
 #include "graph.h"
 #include "heap.h"
 #include "holders.h"
@@ -256,7 +257,7 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
   if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
-      !add_bytes_functions(module) || !add_chain_functions(module) || !add_graph_functions(module) ||
+      !add_bytes_functions(module) || !add_chain_functions(module) || !add_dtensor_functions(module) || !add_graph_functions(module) ||
       !add_heap_functions(module) || !add_holder_functions(module) || !add_overlap_functions(module) ||
       !add_placement_functions(module) || !add_module_functions(module)) {
     Py_DECREF(module);

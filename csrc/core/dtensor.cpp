@@ -1,0 +1,189 @@
+#include "dtensor.h"
+
+#include <algorithm>
+#include <array>
+
+namespace tensorplay {
+namespace {
+
+constexpr std::array kNames{"NO_PYTHON_KEY", "LOCAL_FAKE",    "LOCAL_SPARSE",  "WRAPPER_NO_DATA",
+                            "FREED",         "BODY_META",     "LOCAL_META",    "DTYPE",
+                            "SHAPE",         "DEVICE",        "SPLIT",         "ALIASED_TWICE",
+                            "OFFSET",        "STRIDE",        "LOCAL_NONLEAF", "LOCAL_INFERENCE",
+                            "VERSION_SPLIT", "REQUIRES_GRAD", "PENDING",       "OK",
+                            "HELD",          "FLAT",          "EMPTY"};
+static_assert(kNames.size() == static_cast<size_t>(DtensorState::kEmpty) + 1);
+
+bool is_meta(const TensorFacts& facts) {
+  return facts.impl.device && facts.impl.device->is_meta();
+}
+
+bool is_wrapper_kind(Kind kind) {
+  return kind == Kind::kWrapperSubclass || kind == Kind::kNestedJagged || kind == Kind::kFunctional ||
+         kind == Kind::kBatched || kind == Kind::kFunctorchWrapper;
+}
+
+bool is_freed(const TensorFacts& facts) {
+  return facts.has_storage && !is_meta(facts) && facts.has_shape() && facts.impl.numel > 0 &&
+         !facts.storage.symbolic && facts.storage.nbytes == 0;
+}
+
+bool same_span(DimSpan a, DimSpan b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+// Strides of dimensions with one index, or none, say nothing.
+bool same_strides(const TensorFacts& a, const TensorFacts& b) {
+  const DimSpan shape = a.shape();
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] > 1 && a.stride()[i] != b.stride()[i]) return false;
+  }
+  return true;
+}
+
+// Two storages whose memory meets.
+bool lie_over_each_other(const TensorFacts& a, const TensorFacts& b) {
+  if (a.data.pointer == nullptr || b.data.pointer == nullptr) return false;
+  if (a.data.device != b.data.device) return false;
+  const auto begin = [](const TensorFacts& f) { return reinterpret_cast<uint64_t>(f.data.pointer); };
+  const auto end = [&](const TensorFacts& f) { return begin(f) + static_cast<uint64_t>(f.storage.nbytes); };
+  return begin(a) < end(b) && begin(b) < end(a);
+}
+
+class Relating {
+ public:
+  Relating(const TensorFacts& body, const TensorFacts& local, DtensorForm form)
+      : body_(body), local_(local), form_(form) {}
+
+  std::vector<DtensorState> states() {
+    const bool unwrapped = form_.is_wrapper && body_.kind != Kind::kWrapperSubclass &&
+                           body_.kind != Kind::kFake && !body_.impl.keys.has(c10::DispatchKey::Python);
+    if (unwrapped) found(DtensorState::kUnwrapped);
+    const bool comparable = compare_kinds();
+    if (comparable) {
+      if (form_.is_wrapper) {
+        compare_labels();
+      } else {
+        compare_layers();
+      }
+    }
+    add_autograd();
+    if (found_.empty()) found(both_meta_ ? DtensorState::kPending : DtensorState::kOk);
+    if (comparable) add_traits();
+    std::sort(found_.begin(), found_.end());
+    return std::move(found_);
+  }
+
+ private:
+  void found(DtensorState state) { found_.push_back(state); }
+
+  // False where the local tensor has no layers of its own to compare.
+  bool compare_kinds() {
+    switch (local_.kind) {
+      case Kind::kFake:
+        // Under tracing both layers of a wrapper are what they should be.
+        if (!form_.is_wrapper && body_.kind != Kind::kFake) found(DtensorState::kLocalFake);
+        return false;
+      case Kind::kSparseCoo:
+      case Kind::kSparseCompressed:
+      case Kind::kMkldnn:
+        if (!form_.is_wrapper) found(DtensorState::kLocalSparse);
+        return false;
+      default:
+        break;
+    }
+    if (is_wrapper_kind(local_.kind)) {
+      // What torch's own DTensor holds may well be one: quantised shards, results still on their way.
+      if (!form_.is_wrapper) found(DtensorState::kWrapperNoData);
+      return false;
+    }
+    return local_.has_storage && local_.has_geometry();
+  }
+
+  void compare_devices() {
+    const bool body = is_meta(body_);
+    const bool local = is_meta(local_);
+    both_meta_ = body && local;
+    if (body && !local) found(DtensorState::kBodyMeta);
+    if (local && !body) found(DtensorState::kLocalMeta);
+  }
+
+  void compare_labels() {
+    compare_devices();
+    if (is_freed(local_)) found(DtensorState::kFreed);
+    if (body_.impl.dtype != local_.impl.dtype) found(DtensorState::kDtype);
+    if (!is_meta(body_) && !is_meta(local_) && body_.impl.device && local_.impl.device &&
+        *body_.impl.device != *local_.impl.device) {
+      found(DtensorState::kDevice);
+    }
+  }
+
+  void compare_layers() {
+    compare_devices();
+    if (is_freed(body_) || is_freed(local_)) found(DtensorState::kFreed);
+    if (body_.impl.dtype != local_.impl.dtype) found(DtensorState::kDtype);
+    if (!body_.has_storage || !body_.has_geometry()) return;
+    const bool one_shape = same_span(body_.shape(), local_.shape());
+    if (!one_shape) found(DtensorState::kShape);
+    if (is_meta(body_) || is_meta(local_)) return;
+    if (body_.storage.address != local_.storage.address) {
+      const bool empty = body_.impl.numel == 0 && local_.impl.numel == 0;
+      found(!empty && lie_over_each_other(body_, local_) ? DtensorState::kAliasedTwice
+                                                         : DtensorState::kSplit);
+      return;
+    }
+    if (one_shape && local_.impl.numel > 0) {
+      if (body_.impl.storage_offset != local_.impl.storage_offset) found(DtensorState::kOffset);
+      if (!same_strides(body_, local_)) found(DtensorState::kStride);
+    }
+    const bool counted = body_.impl.version_counter != nullptr && local_.impl.version_counter != nullptr;
+    if (counted && body_.impl.version_counter != local_.impl.version_counter) {
+      found(DtensorState::kVersionSplit);
+    }
+  }
+
+  void add_autograd() {
+    if (form_.is_parameter && !local_.impl.grad_fn_stale && local_.impl.grad_fn != nullptr) {
+      found(DtensorState::kLocalNonleaf);
+    }
+    if (local_.impl.is_inference && !body_.impl.is_inference && !form_.is_wrapper) {
+      found(DtensorState::kLocalInference);
+    }
+    if (!form_.is_wrapper && body_.impl.requires_grad && !local_.impl.requires_grad) {
+      found(DtensorState::kRequiresGrad);
+    }
+  }
+
+  void add_traits() {
+    if (!form_.is_wrapper && body_.impl.use_count > 1) found(DtensorState::kHeld);
+    if (local_.impl.numel == 0) {
+      found(DtensorState::kEmpty);
+    } else if (local_.impl.storage_offset > 0) {
+      found(DtensorState::kFlat);
+    }
+  }
+
+  const TensorFacts& body_;
+  const TensorFacts& local_;
+  DtensorForm form_;
+  bool both_meta_ = false;
+  std::vector<DtensorState> found_;
+};
+
+}  // namespace
+
+const char* name_of(DtensorState state) {
+  return kNames[static_cast<size_t>(state)];
+}
+
+std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& local, DtensorForm form) {
+  return Relating(body, local, form).states();
+}
+
+bool is_mended_by_exchange(const std::vector<DtensorState>& states) {
+  return std::any_of(states.begin(), states.end(), [](DtensorState state) {
+    return state >= DtensorState::kFreed && state <= DtensorState::kStride;
+  });
+}
+
+}  // namespace tensorplay

@@ -1,0 +1,56 @@
+// How the body of a DTensor and its local tensor lie to each other. Pure: facts in, states out.
+//
+// Two mechanisms are told apart. A dense body is an ordinary tensor over the storage of the local tensor, as
+// Tensor._make_subclass() makes it: both have one StorageImpl and one version counter. A wrapper, as torch's
+// own DTensor is, has the global shape and no memory: of it only labels can be wrong.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "records.h"
+
+namespace tensorplay {
+
+// Worst first: the first that holds is the tensor's state, the rest stand beside it.
+enum class DtensorState : uint8_t {
+  kUnwrapped,      // a wrapper that lost its Python key: operators see an ordinary tensor
+  kLocalFake,      // the local tensor is a FakeTensor
+  kLocalSparse,    // the local tensor is not strided
+  kWrapperNoData,  // the local tensor is a wrapper itself: its memory lies in other tensors
+  kFreed,          // elements, and a storage of 0 bytes
+  kBodyMeta,       // the body is on meta, the local tensor is not
+  kLocalMeta,      // the other way round
+  kDtype,
+  kShape,
+  kDevice,        // a wrapper that says another device than its local tensor
+  kSplit,         // two storages, each with memory of its own
+  kAliasedTwice,  // two storages over the same memory
+  kOffset,
+  kStride,
+  kLocalNonleaf,    // a parameter's local tensor was computed: gradients never stay with it
+  kLocalInference,  // the local tensor was made in inference mode, the body was not
+  kVersionSplit,    // one storage, two version counters: a write to one is not seen by the other's graph
+  kRequiresGrad,    // the body requires grad, the local tensor does not
+  kPending,         // both on meta: to be materialised
+  kOk,
+  kHeld,   // somebody beside the Python object owns the body's impl
+  kFlat,   // the local tensor begins within its storage, and the body with it
+  kEmpty,  // no elements: only the storages are compared
+};
+
+// As docs and users write them: BODY_META.
+const char* name_of(DtensorState state);
+
+struct DtensorForm {
+  bool is_wrapper = false;    // of a class whose bodies have no memory
+  bool is_parameter = false;  // a leaf is expected
+};
+
+// Worst first; never empty.
+std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& local, DtensorForm form);
+
+// Of a dense body: whether exchanging its impl for an alias of the local tensor would put something right.
+bool is_mended_by_exchange(const std::vector<DtensorState>& states);
+
+}  // namespace tensorplay

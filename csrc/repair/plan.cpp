@@ -1,0 +1,185 @@
+#include "plan.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <typeinfo>
+
+#include "../core/names.h"
+#include "../core/read.h"
+
+namespace tensorplay::repair {
+namespace {
+
+using torch::autograd::AutogradMeta;
+
+const AutogradMeta* autograd_of(const c10::TensorImpl& impl) {
+  return static_cast<const AutogradMeta*>(impl.autograd_meta());
+}
+
+bool is_meta(const TensorFacts& facts) {
+  return facts.impl.device && facts.impl.device->is_meta();
+}
+
+// An ordinary tensor: of c10's own class, or of one that a device backend derives from it.
+bool is_dense(const TensorFacts& facts) {
+  if (facts.kind != Kind::kStrided && facts.kind != Kind::kMeta) return false;
+  if (facts.impl.keys.has(c10::DispatchKey::Python) || !facts.has_storage || !facts.has_geometry())
+    return false;
+  const bool own_class = *facts.impl.type == typeid(c10::TensorImpl);
+  const bool of_backend = facts.impl.device && !facts.impl.device->is_cpu() && !facts.impl.device->is_meta();
+  return own_class || of_backend;
+}
+
+// What operators do with a tensor, whichever device computes: each backend has autocast keys of its own.
+uint64_t functionality_of(const TensorFacts& facts) {
+  const c10::DispatchKeySet keys = facts.impl.keys - c10::autocast_dispatch_keyset;
+  return keys.raw_repr() & ~static_cast<uint64_t>(c10::full_backend_mask);
+}
+
+std::string count_text(uint32_t count) {
+  return std::to_string(count);
+}
+
+class Planning {
+ public:
+  Planning(const c10::TensorImpl& body, const c10::TensorImpl& local, const ObjectFacts& object,
+           const Request& request)
+      : body_impl_(body), local_impl_(local), object_(object), request_(request) {
+    read_tensor(body, body_);
+    read_tensor(local, local_);
+  }
+
+  Plan plan() {
+    plan_.states = relate(body_, local_, {object_.is_wrapper, object_.is_parameter});
+    plan_.is_needed = is_mended_by_exchange(plan_.states);
+    check_kinds();
+    if (!plan_.is_refused()) {
+      check_body();
+      check_local();
+      check_fit();
+    }
+    check_surroundings();
+    return std::move(plan_);
+  }
+
+ private:
+  void check(const char* name, bool holds, std::string found = {}) {
+    plan_.checks.push_back({name, holds ? Result::kPassed : Result::kRefused, std::move(found)});
+  }
+  void report(const char* name, bool holds, std::string found) {
+    plan_.checks.push_back({name, holds ? Result::kPassed : Result::kReported, std::move(found)});
+  }
+
+  void check_kinds() {
+    check("local-own", object_.local_is_own);
+    check("local-not-body", !object_.local_is_body);
+    check("local-not-dtensor", !object_.local_is_dtensor);
+    const bool wrapper = object_.is_wrapper || body_.impl.keys.has(c10::DispatchKey::Python);
+    check("body-not-wrapper", !wrapper, std::string(kind_name(body_.kind)));
+    if (!wrapper) check("body-dense", is_dense(body_), std::string(kind_name(body_.kind)));
+    const bool inference = body_.impl.is_inference || local_.impl.is_inference;
+    check("not-inference", !inference, body_.impl.is_inference ? "body" : "local tensor");
+    const bool fake = local_.kind == Kind::kFake;
+    check("local-not-fake", !fake);
+    if (!fake) check("local-dense", is_dense(local_), std::string(kind_name(local_.kind)));
+  }
+
+  void check_body() {
+    check("slot", object_.slot_is_self);
+    const AutogradMeta* meta = autograd_of(body_impl_);
+    check("no-grad-fn", body_.impl.grad_fn == nullptr);
+    const bool pending = meta != nullptr && !meta->grad_accumulator_.expired();
+    check("no-graph", !pending, count_text(body_.impl.use_count));
+    // The accumulator of a graph is the second owner: named above.
+    check("not-held", body_.impl.use_count == 1 || pending, count_text(body_.impl.use_count));
+    check("no-weak-references", body_.impl.weak_count == 0, count_text(body_.impl.weak_count));
+    check("not-view", !body_.impl.is_view);
+    const bool hooks = object_.has_hooks || object_.has_accumulate_hooks;
+    check("no-hooks", !hooks || request_.migrate_hooks,
+          object_.has_hooks ? "hooks" : "post-accumulate hooks");
+    const bool native_hooks = meta != nullptr && (meta->cpp_hooks_list_ != nullptr || meta->retains_grad_);
+    check("no-native-hooks", !native_hooks);
+    const bool grad = meta != nullptr && meta->grad_.defined();
+    check("no-grad", !grad || request_.migrate_grad);
+    if (grad && request_.migrate_grad) check_grad(*meta->grad_.unsafeGetTensorImpl());
+    check("no-forward-grad", meta == nullptr || meta->fw_grad_ == nullptr);
+    report("storage-alone", !body_.has_storage || body_.storage.use_count == 1 || shares_storage(),
+           count_text(body_.storage.use_count));
+  }
+
+  // What .grad of a tensor may be (torch/csrc/autograd/python_variable.cpp, check_inplace and set_grad).
+  void check_grad(const c10::TensorImpl& grad) {
+    TensorFacts facts;
+    read_tensor(grad, facts);
+    const bool fits = facts.impl.device == local_.impl.device && facts.impl.dtype == local_.impl.dtype &&
+                      facts.has_shape() && std::ranges::equal(facts.shape(), local_.shape());
+    check("grad-fits", fits, facts.impl.device ? facts.impl.device->str() : "");
+  }
+
+  bool shares_storage() const {
+    return body_.has_storage && local_.has_storage && body_.storage.address == local_.storage.address;
+  }
+
+  void check_local() {
+    check("local-materialized", !is_meta(local_));
+    const bool leaf = !local_.impl.grad_fn_stale && local_.impl.grad_fn == nullptr;
+    check("local-leaf", leaf);
+    const std::optional<int64_t> needed = local_.needed_nbytes();
+    if (*local_.impl.type == typeid(c10::TensorImpl) && typeid(c10::StorageImpl) == *local_.storage.type) {
+      check("local-in-storage", needed && *needed <= local_.storage.nbytes,
+            std::to_string(needed.value_or(-1)) + " of " + std::to_string(local_.storage.nbytes));
+    } else {
+      // A backend may lay elements out in a format of its own.
+      report(
+          "local-in-storage", false,
+          *local_.storage.type == typeid(c10::StorageImpl) ? "private format" : "the backend's own storage");
+    }
+    check("local-pointer", is_meta(local_) || local_.impl.numel == 0 || local_.data.pointer != nullptr);
+  }
+
+  void check_fit() {
+    check("conjugate-negative",
+          body_.impl.is_conj == local_.impl.is_conj && body_.impl.is_neg == local_.impl.is_neg);
+    check("keys", functionality_of(body_) == functionality_of(local_));
+    check("shape", std::ranges::equal(body_.shape(), local_.shape()));
+    check("dtype", body_.impl.dtype == local_.impl.dtype);
+    const bool wanted = request_.requires_grad.value_or(body_.impl.requires_grad);
+    const auto type = c10::typeMetaToScalarType(local_.impl.dtype);
+    check("requires-grad-type", !wanted || c10::isFloatingType(type) || c10::isComplexType(type));
+  }
+
+  void check_surroundings() {
+    check("inference-mode", !c10::InferenceMode::is_enabled());
+    check("dispatch-mode", !c10::impl::TorchDispatchModeTLS::any_modes_set());
+    // vmap, grad and functionalize of torch.func put this key before all operators while they run.
+    check("functorch",
+          !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode));
+    check("backward", torch::autograd::get_current_graph_task_id() == -1);
+  }
+
+  const c10::TensorImpl& body_impl_;
+  const c10::TensorImpl& local_impl_;
+  const ObjectFacts& object_;
+  const Request& request_;
+  TensorFacts body_;
+  TensorFacts local_;
+  Plan plan_;
+};
+
+}  // namespace
+
+bool Plan::is_refused() const {
+  return std::ranges::any_of(checks, [](const Check& one) { return one.result == Result::kRefused; });
+}
+
+Plan make_plan(const c10::TensorImpl& body, const c10::TensorImpl& local, const ObjectFacts& object,
+               const Request& request) {
+  return Planning(body, local, object, request).plan();
+}
+
+}  // namespace tensorplay::repair
