@@ -93,10 +93,11 @@ SIGNATURES = {
         "list[int], bool]"
     ),
     "local_tensor": "(object: object, /) -> tuple[bool, torch.Tensor | None] | None",
+    "data_alias": "(tensor: torch.Tensor, /) -> TensorRecord | None",
     "own_value": "(object: object, name: str, /) -> Any",
     "dtensor_states": "(tensor: torch.Tensor, /) -> tuple[str, ...]",
     "plan_repair": (
-        "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, /) -> "
+        "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, whole: bool, /) -> "
         "tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]"
     ),
     "apply_repair": (
@@ -265,28 +266,33 @@ def api_page() -> str:
     """Answer the reference of the public names, from their docstrings."""
     parts = ["# Python API\n", "Generated from the docstrings. `import tensorplay as tp`.\n"]
     for name in tensorplay.__all__:
-        value = getattr(tensorplay, name)
-        if isinstance(value, str):
-            continue
-        signature = "" if isinstance(value, type) else str(inspect.signature(value)).replace("'", "")
-        if name == "inspect_tensor_memory":
-            parts.append(f"## `{name}`\n\nThe same function as `inspect`.\n")
-            continue
-        parts.append(f"## `{name}{signature}`\n\n{docstring(value)}\n")
-        if isinstance(value, type) and issubclass(value, msgspec.Struct):
-            parts.append("Fields: " + ", ".join(f"`{field}`" for field in value.__struct_fields__) + ".\n")
-        elif isinstance(value, type):
-            for key, member in vars(value).items():
-                text = inspect.getdoc(member)
-                if (
-                    not key.startswith("_")
-                    and text
-                    and (callable(member) or isinstance(member, (property, classmethod)))
-                ):
-                    kind = "" if isinstance(member, property) else "()"
-                    parts.append(f"- `.{key}{kind}`: {text.splitlines()[0]}")
-            parts.append("")
+        parts += api_entry(name, getattr(tensorplay, name))
+    for room in tensorplay._ROOMS:
+        module = getattr(tensorplay, room)
+        for name in module.__all__:
+            if name not in tensorplay.__all__:
+                parts += api_entry(f"{room}.{name}", getattr(module, name))
     return "\n".join(parts)
+
+
+def api_entry(name: str, value: object) -> list[str]:
+    """Answer what is said of one public name."""
+    if isinstance(value, str):
+        return []
+    signature = "" if isinstance(value, type) else str(inspect.signature(value)).replace("'", "")
+    if name == "inspect_tensor_memory":
+        return [f"## `{name}`\n\nThe same function as `inspect`.\n"]
+    parts = [f"## `{name}{signature}`\n\n{docstring(value)}\n"]
+    if isinstance(value, type) and issubclass(value, msgspec.Struct):
+        parts.append("Fields: " + ", ".join(f"`{field}`" for field in value.__struct_fields__) + ".\n")
+    elif isinstance(value, type):
+        for key, member in vars(value).items():
+            text = inspect.getdoc(member)
+            if not key.startswith("_") and text and (callable(member) or isinstance(member, (property, classmethod))):
+                kind = "" if isinstance(member, property) else "()"
+                parts.append(f"- `.{key}{kind}`: {text.splitlines()[0]}")
+        parts.append("")
+    return parts
 
 
 def docstring(value: object) -> str:

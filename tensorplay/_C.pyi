@@ -442,6 +442,9 @@ def count_nonfinite(tensor: torch.Tensor, /) -> tuple[int, int, int] | None:
 def coverage_of(regions: Sequence[_Region], nbytes: int, /) -> tuple[int | None, int, int]:
     """Answer how many bytes of a storage some regions reach: the number or None, and bounds of it."""
 
+def data_alias(tensor: torch.Tensor, /) -> TensorRecord | None:
+    """Read what `.data` of a dense tensor is: an impl over the same storage, with a version counter of its own. None for other kinds."""
+
 def differences_of(ours: list[Any], theirs: list[Any], /) -> bytes:
     """Answer for each two tensors a byte of what differs: shape 1, dtype 2, device 4, kind 8, ours on meta 16, theirs on meta 32, their memory meets 64, requires_grad 128."""
 
@@ -529,8 +532,8 @@ def pair_up(slots: list[Any], entries: dict[str, Any], pair_class: type[_Slot], 
 def placement(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, passed_over: tuple[type, ...] = (), most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]:
     """Group some tensors, and every one that some modules and optimizers hold, by what its device facts say; answer how many modules there are, and the groups, with the paths of up to `most` members, of those whose numbers are in `wanted` where it is given."""
 
-def plan_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, /) -> tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]:
-    """Answer the states, whether an exchange would mend one, and each check: (name, passed, refused or reported; what was read). Changes nothing."""
+def plan_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, whole: bool, /) -> tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]:
+    """Answer the states, whether an exchange would mend one, and each check: (name, passed, refused, reported or not checked; what was read). Changes nothing."""
 
 def producer(tensor: object, /) -> Any:
     """Answer the Python object whose memory a tensor borrows, where its deleter keeps one. Else None."""

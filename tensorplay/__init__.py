@@ -15,6 +15,7 @@ _PUBLIC = {
     "LeakFound": "errors",
     "LoadError": "errors",
     "LoadRefused": "errors",
+    "RepairRefused": "errors",
     "TargetError": "errors",
     "TensorPlayError": "errors",
     "UnknownCode": "errors",
@@ -47,12 +48,16 @@ _PUBLIC = {
     "who_holds": "holders",
 }
 
+_ROOMS = ("dtensor",)
+"""Modules whose functions are public under their name: tensorplay.dtensor.verify."""
+
 # Written out, not derived: type checkers read it as text.
 __all__ = [
     "InconsistentTensor",
     "LeakFound",
     "LoadError",
     "LoadRefused",
+    "RepairRefused",
     "TargetError",
     "TensorPlayError",
     "UnknownCode",
@@ -87,6 +92,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tensorplay import dtensor as dtensor
     from tensorplay.comparison import compare
     from tensorplay.devices import audit_device_consistency
     from tensorplay.errors import (
@@ -94,6 +100,7 @@ if TYPE_CHECKING:
         LeakFound,
         LoadError,
         LoadRefused,
+        RepairRefused,
         TargetError,
         TensorPlayError,
         UnknownCode,
@@ -122,6 +129,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"tensorplay.{name}")  # which makes it an attribute
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tensorplay' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tensorplay.{_PUBLIC[name]}"), name)
@@ -130,7 +139,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_ROOMS])
 
 
 def load_ipython_extension(shell: Any) -> None:

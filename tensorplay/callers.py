@@ -41,7 +41,7 @@ _ASKING = ("inspect", "inspect_tensor_memory", "inspect_data_ptr", "inspect_stor
            "verify_data_ptr_consistency", "is_safe_view", "recommend_fix", "show_view_chain",
            "list_shared_storages", "who_holds", "leak_check", "check_graph", "saved_for_backward",
            "audit_device_consistency", "validate_state_dict_load", "safe_load_state_dict", "materialize_audit",
-           "guard_backward")  # fmt: skip
+           "guard_backward", "verify", "repair")  # fmt: skip
 
 
 def _process_start() -> float:

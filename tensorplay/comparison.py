@@ -27,6 +27,7 @@ from tensorplay.layers import (
 )
 from tensorplay.reports import ROOTS, Read, Report
 from tensorplay.rules.layout import LayoutFacts
+from tensorplay.rules.registry import pair_rules
 from tensorplay.selection import lenient_config, select_findings
 from tensorplay.words import listed
 
@@ -74,9 +75,12 @@ def compare(a: torch.Tensor | Report, b: torch.Tensor | Report) -> Report:
     ]  # fmt: skip
     report = report_of(reads, caller, report_unused=False)
     compare_two(report, a, b, 1)
-    finding = _LAYOUT.of_pair(*report.records, gradient=C.grad_object(a) is b)
-    if finding is not None:
-        report.add_findings(select_findings([finding], caller=caller, config=lenient_config(caller)).findings)
+    found = [
+        _LAYOUT.of_pair(*report.records, gradient=C.grad_object(a) is b),
+        *(rule.of_pair(*report.records) for rule in pair_rules()),
+    ]
+    if findings := [finding for finding in found if finding is not None]:
+        report.add_findings(select_findings(findings, caller=caller, config=lenient_config(caller)).findings)
     report.replace_document(focus="comparison")
     return report
 

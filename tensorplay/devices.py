@@ -16,6 +16,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
+from tensorplay.bodies import bodies_of, is_dtensor, sharding_states
 from tensorplay.callers import Caller, shorten, stack_of
 from tensorplay.classes import class_name, derives
 from tensorplay.decorating import decorated
@@ -26,7 +27,7 @@ from tensorplay.modules import Modules
 from tensorplay.placement import Placement
 from tensorplay.reports import Report
 from tensorplay.rules.layers import DevicesDisagree, device_conflicts
-from tensorplay.rules.registry import device_rules
+from tensorplay.rules.registry import body_rules, device_rules
 from tensorplay.rules.state import MetaLeftover
 from tensorplay.selection import lenient_config, select_findings
 from tensorplay.walk import tracebacks_of, variables_of
@@ -79,6 +80,7 @@ class DeviceAudit(Report):
         placement = Placement(_alive(self._roots), _alive(self._optimizers))
         found = [*_facts(placement), *(finding for rule in device_rules() for finding in rule.in_placement(placement))]
         found += _leftovers(placement, _alive(self._roots))
+        found += _of_bodies(_alive(self._roots))
         known = {_cause(finding) for finding in found}
         found += [_healed(finding) for finding in before if _cause(finding) not in known]
         selection = select_findings(found, caller=self._audits, config=lenient_config(self._audits))
@@ -221,6 +223,17 @@ def _leftovers(placement: Placement, roots: list[tuple[str, Any]]) -> Iterator[F
     if is_loaded and any(device == "meta" for _, device in held):
         for name, root in roots:
             yield from _META.in_state(ModelState([Modules(root, f"{name}.")], whole=False))
+
+
+def _of_bodies(roots: list[tuple[str, Any]]) -> Iterator[Finding]:
+    """Explain the DTensors whose bodies are not what their local tensors are."""
+    for name, root in roots:
+        modules = Modules(root, f"{name}.")
+        slots = {id(slot.tensor): (slot.key, slot.tensor) for slot in reversed(modules.slots)}
+        pairs = [pair for pair in reversed(slots.values()) if is_dtensor(pair[1])]
+        if pairs:
+            bodies = bodies_of(pairs, sharding_states([modules]))
+            yield from (finding for rule in body_rules() for finding in rule.in_bodies(bodies))
 
 
 _SO_BEFORE = " (so before, not after)"

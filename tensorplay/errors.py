@@ -12,6 +12,8 @@ __all__ = [
     "LeakFound",
     "LoadError",
     "LoadRefused",
+    "Reason",
+    "RepairRefused",
     "TargetError",
     "TensorPlayError",
     "UnknownCode",
@@ -42,6 +44,40 @@ class LoadRefused(TensorPlayError, RuntimeError):
         self.reasons = reasons
         self.report = report
         """What was found, where the model and the state dict were compared."""
+
+
+class Reason(str):
+    """Why something was refused: what is wrong, and the way out, as one line."""
+
+    name: str
+    """Of the check that did not hold."""
+    tensor: str
+    """Path of the tensor."""
+    way_out: str
+    """What to do."""
+
+    def __new__(cls, text: str, *, name: str, tensor: str, way_out: str) -> Reason:
+        """Make the line, and say of what it is."""
+        reason = super().__new__(cls, text)
+        reason.name, reason.tensor, reason.way_out = name, tensor, way_out
+        return reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reason, (str(self), self.name, self.tensor, self.way_out)
+
+
+def _reason(text: str, name: str, tensor: str, way_out: str) -> Reason:
+    return Reason(text, name=name, tensor=tensor, way_out=way_out)
+
+
+class RepairRefused(TensorPlayError, RuntimeError):
+    """dtensor.repair() changed nothing: each of the reasons says what is wrong, and the way out."""
+
+    def __init__(self, reasons: list[Reason], report: Report | None = None) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+        self.report = report
+        """Every check of every DTensor, with its result."""
 
 
 class TargetError(TensorPlayError):

@@ -18,6 +18,7 @@ from torch._C._dynamo import eval_frame
 
 from tensorplay.arrays import owner_of, producer_of, read_array
 from tensorplay.backward import Graph, Known
+from tensorplay.bodies import Body, bodies_of, is_dtensor, sharding_states
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.differences import Held, changes_between, compared
@@ -28,7 +29,7 @@ from tensorplay.modules import Modules
 from tensorplay.placement import Placement
 from tensorplay.reports import ROOTS, Read, Report, Verdict, inner_model, name_roots
 from tensorplay.rules.foreign import NotMapped
-from tensorplay.rules.registry import SceneRule, device_rules, record_rules, scene_rules, state_rules
+from tensorplay.rules.registry import SceneRule, body_rules, device_rules, record_rules, scene_rules, state_rules
 from tensorplay.scene import Lent, Scene
 from tensorplay.selection import Selection, lenient_config, select_findings
 from tensorplay.walk import Found, Place, find_tensors, is_parameter
@@ -214,6 +215,8 @@ def check_at(
         findings += [finding for rule in state_rules() for finding in rule.in_state(found.state)]
     if found.placement is not None:
         findings += [finding for rule in device_rules() for finding in rule.in_placement(found.placement)]
+    if found.bodies:
+        findings += [finding for rule in body_rules() for finding in rule.in_bodies(found.bodies)]
     selection = select_findings(findings, select=select, ignore=ignore, caller=caller)
     beside["unread"] += tuple(scene.unread)
     return Report(reads, selection.findings, arrays=tuple(a.record for a in lent), **beside, **selection.fields())
@@ -418,6 +421,7 @@ class _Reads(NamedTuple):
     graph: Graph | None
     placement: Placement | None
     state: ModelState | None
+    bodies: list[Body]
 
 
 def _read_all(
@@ -441,7 +445,8 @@ def _read_all(
     beside = {"truncated": cut, "unread": tuple(found.unread)}
     graph = _graph_behind(found.places, reads) if lenders else None
     placement = _placement(found, grads) if lenders else None
-    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors, graph, placement, state)
+    bodies = _bodies(found, state) if lenders else []
+    return _Reads(reads, arrays, beside, found.repeated, found.modules, found.errors, graph, placement, state, bodies)
 
 
 def _state(found: Found) -> ModelState | None:
@@ -449,6 +454,15 @@ def _state(found: Found) -> ModelState | None:
     modules = [Modules(obj, f"{path}.") for path, obj in found.tops if derives(type(obj), torch.nn.Module)]
     optimizers = [(path, obj) for path, obj in found.tops if derives(type(obj), torch.optim.Optimizer)]
     return ModelState(modules, optimizers, observer_refs=1) if modules else None  # the place's
+
+
+def _bodies(found: Found, state: ModelState | None) -> list[Body]:
+    """Read the DTensors; one whose memory was released is a tensor that reaches past its storage."""
+    places = [(place.path, place.tensor) for place in found.places if place.tensor is not None]
+    if not any(is_dtensor(tensor) for _, tensor in places):
+        return []
+    bodies = bodies_of(places, sharding_states([] if state is None else state.modules))
+    return [body for body in bodies if body.state != "FREED"]
 
 
 def _placement(found: Found, grads: bool) -> Placement:

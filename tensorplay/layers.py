@@ -14,8 +14,11 @@ __all__ = [
     "SCHEMA_VERSION",
     "ArrayRecord",
     "Change",
+    "CheckResult",
     "CheckpointFile",
+    "CommunicationBuffer",
     "Comparison",
+    "DTensorLayers",
     "DataLayer",
     "Document",
     "Extent",
@@ -28,6 +31,9 @@ __all__ = [
     "Ledger",
     "Provenance",
     "PythonLayer",
+    "RepairCheck",
+    "RepairPlan",
+    "Said",
     "SavedChecksum",
     "SavedSum",
     "SavedTensor",
@@ -991,6 +997,91 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """When it was read: UTC, ISO 8601."""
 
 
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a DTensor's class answers when it is asked; known without asking it."""
+
+    attribute: str
+    """device, dtype, shape, is_meta, requires_grad, data_ptr."""
+    value: str | None
+    """What Python code gets; None where code would have to be run to know."""
+    by: str
+    """Who answers: the body, ``_local_tensor``, or a property, method or ``__torch_function__`` of the class."""
+
+
+class CommunicationBuffer(msgspec.Struct, frozen=True, kw_only=True):
+    """The flat memory that a framework gathers a sharded parameter from."""
+
+    record: str
+    """Name of its record."""
+    aliases_local: bool
+    """Whether it lies over the local tensor's storage."""
+    ready: bool
+    """Whether the framework has begun to work; before, it takes the buffer anew."""
+
+
+class DTensorLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """The layers of one DTensor beside each other. Records are named; they are among the document's."""
+
+    name: str
+    """Its path."""
+    type: str
+    """Its class."""
+    wrapper: bool
+    """Whether its class keeps the local tensor in a slot, so that the body has no memory by design."""
+    state: str
+    """The worst of the states."""
+    states: tuple[str, ...]
+    """All that hold, the worst first."""
+    placements: str | None
+    """How it lies on its mesh."""
+    mesh: str | None
+    """Class of the mesh."""
+    body: str
+    """Record of the tensor that C++ sees."""
+    local: str | None
+    """Record of ``_local_tensor``."""
+    alias: str | None
+    """Record of what ``.data`` is, for a body that is no wrapper."""
+    buffers: tuple[CommunicationBuffer, ...] = ()
+    """What frameworks gather it from, where they were found."""
+    says: tuple[Said, ...] = ()
+    """What Python code is told."""
+
+
+CheckResult = Literal["passed", "refused", "reported", "not checked"]
+
+
+class RepairCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One check of a repair."""
+
+    name: str
+    """Of the check."""
+    result: CheckResult
+    """passed, refused, reported (worth a word, no obstacle) or not checked."""
+    found: str = ""
+    """What was read."""
+    reason: str | None = None
+    """What is wrong, and the way out; None where it passed."""
+
+
+class RepairPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done with one DTensor, and what was done."""
+
+    name: str
+    """Its path."""
+    method: str
+    """impl: the body's TensorImpl is exchanged; public: ``torch.utils.swap_tensors`` with a whole donor."""
+    state: str
+    """Its state before."""
+    checks: tuple[RepairCheck, ...]
+    """Every check, with its result."""
+    outcome: str
+    """repaired; planned; unchanged (nothing is wrong that an exchange mends); pending (both on meta); refused; taken
+    back (exchanged, found wrong, exchanged back)."""
+    after: str | None = None
+    """Its state afterwards, where it was repaired."""
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A report as it is stored: this is the published JSON schema."""
 
@@ -1042,6 +1133,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What lies on which device, where audit_device_consistency() asked."""
     load: LoadSummary | None = None
     """A state dict beside a model, where a load was looked at."""
+    dtensors: tuple[DTensorLayers, ...] = ()
+    """DTensors, layer by layer, where dtensor.verify() or a repair asked."""
+    repairs: tuple[RepairPlan, ...] = ()
+    """What dtensor.repair() did, or would do."""
     mismatches: tuple[Mismatch, ...] = ()
     """How device facts come to disagree, where reproduce_device_mismatch() showed it."""
     files: tuple[CheckpointFile, ...] = ()

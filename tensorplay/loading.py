@@ -610,6 +610,11 @@ def _mostly(some: set[str], others: set[str]) -> bool:
     return bool(some) and len(some & others) * 2 > max(len(some), len(others))
 
 
+def _has_local_memory(tensor: Any) -> bool:
+    kept = C.local_tensor(tensor)
+    return kept is not None and kept[1] is not None and C.read(kept[1]).impl.device != "meta"
+
+
 class ModelState:
     """What rules on modules' state are asked about.
 
@@ -654,8 +659,8 @@ class ModelState:
 
     @functools.cached_property
     def leftovers(self) -> list[Slot]:
-        """What is on meta."""
-        return self._marked(ON_META)
+        """What is on meta; not a DTensor whose local tensor has memory: of that one the body was left behind."""
+        return [slot for slot in self._marked(ON_META) if not _has_local_memory(slot.tensor)]
 
     @functools.cached_property
     def inference(self) -> list[Slot]:

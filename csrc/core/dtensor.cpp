@@ -186,4 +186,12 @@ bool is_mended_by_exchange(const std::vector<DtensorState>& states) {
   });
 }
 
+bool is_mended_by_donor(const std::vector<DtensorState>& states) {
+  return std::any_of(states.begin(), states.end(), [](DtensorState state) {
+    return state == DtensorState::kUnwrapped || state == DtensorState::kBodyMeta ||
+           state == DtensorState::kDevice || state == DtensorState::kLocalMeta ||
+           state == DtensorState::kFreed || state == DtensorState::kDtype;
+  });
+}
+
 }  // namespace tensorplay

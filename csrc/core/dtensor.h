@@ -53,4 +53,7 @@ std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& loc
 // Of a dense body: whether exchanging its impl for an alias of the local tensor would put something right.
 bool is_mended_by_exchange(const std::vector<DtensorState>& states);
 
+// Of a wrapper: whether a whole DTensor made from the local tensor would put something right in its place.
+bool is_mended_by_donor(const std::vector<DtensorState>& states);
+
 }  // namespace tensorplay

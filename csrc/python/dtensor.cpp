@@ -14,6 +14,7 @@
 #include "../repair/apply.h"
 #include "call.h"
 #include "interpreter.h"
+#include "record.h"
 #include "unpack.h"
 #include "values.h"
 
@@ -156,6 +157,23 @@ PyObject* local_tensor(PyObject*, PyObject* object) {
   });
 }
 
+// What `.data` of torch.Tensor answers for a dense tensor, made without the dispatcher and gone after the
+// call.
+PyObject* data_alias(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    if (tensor == nullptr) return nullptr;
+    const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
+    TensorFacts facts;
+    read_tensor(impl, facts);
+    const bool dense = facts.kind == Kind::kStrided || facts.kind == Kind::kMeta;
+    // Python's own key would have the class's operators make it.
+    if (!dense || facts.impl.is_inference || facts.impl.keys.has(c10::DispatchKey::Python)) return none();
+    const at::Tensor alias(impl.shallow_copy_and_detach(c10::VariableVersion(0), false));
+    return make_record(alias, nullptr, 0);
+  });
+}
+
 PyObject* own_value(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!need_arguments(count, 2, 2, "own_value(object, name)")) return nullptr;
   if (PyUnicode_CheckExact(args[1]) == 0) {
@@ -198,11 +216,12 @@ PyObject* dtensor_states(PyObject*, PyObject* object) {
 }
 
 // (requires_grad or None, hooks, grad), as arguments 1 to 3.
-bool read_request(PyObject* const* args, repair::Request& request) {
+repair::Request request_of(PyObject* const* args) {
+  repair::Request request;
   if (args[1] != Py_None) request.requires_grad = args[1] == Py_True;
   request.migrate_hooks = args[2] == Py_True;
   request.migrate_grad = args[3] == Py_True;
-  return true;
+  return request;
 }
 
 repair::Plan plan_of(const Pair& pair, const repair::Request& request) {
@@ -216,17 +235,20 @@ const char* name_of_result(repair::Result result) {
       return "passed";
     case repair::Result::kRefused:
       return "refused";
-    default:
+    case repair::Result::kReported:
       return "reported";
+    default:
+      return "not checked";
   }
 }
 
 PyObject* plan_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 4, 4, "plan_repair(tensor, requires_grad, hooks, grad)")) return nullptr;
+  if (!need_arguments(count, 5, 5, "plan_repair(tensor, requires_grad, hooks, grad, whole)")) return nullptr;
   return guarded([&]() -> PyObject* {
     Pair pair;
-    repair::Request request;
-    if (!read_pair(args[0], pair) || !read_request(args, request)) return nullptr;
+    if (!read_pair(args[0], pair)) return nullptr;
+    repair::Request request = request_of(args);
+    request.whole = args[4] == Py_True;
     const repair::Plan plan = plan_of(pair, request);
     PyObject* checks = PyList_New(0);
     for (size_t i = 0; checks != nullptr && i < plan.checks.size(); ++i) {
@@ -364,8 +386,8 @@ PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (trip == nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     Pair pair;
-    repair::Request request;
-    if (!read_pair(args[0], pair) || !read_request(args, request)) return nullptr;
+    if (!read_pair(args[0], pair)) return nullptr;
+    const repair::Request request = request_of(args);
     const repair::Plan plan = plan_of(pair, request);
     if (plan.is_refused() || !plan.is_needed || swap_function == nullptr) {
       return Py_BuildValue("(Oss)", Py_None, "refused", "plan");
@@ -414,6 +436,10 @@ PyMethodDef methods[] = {
     {"local_tensor", local_tensor, METH_O,
      "local_tensor(object, /)\n--\n\nAnswer, of a DTensor of any library, whether its class keeps the local "
      "tensor in a slot, and the local tensor or None. None for anything else. Runs no property."},
+    {"data_alias", data_alias, METH_O,
+     "data_alias(tensor, /)\n--\n\nRead what `.data` of a dense tensor is: an impl over the same storage, "
+     "with a "
+     "version counter of its own. None for other kinds."},
     {"own_value", fast_call(own_value), METH_FASTCALL,
      "own_value(object, name, /)\n--\n\nAnswer what an object has under a name in its own dictionary or in a "
      "slot "
@@ -423,9 +449,11 @@ PyMethodDef methods[] = {
      "worst "
      "first. ValueError where it has none."},
     {"plan_repair", fast_call(plan_repair), METH_FASTCALL,
-     "plan_repair(tensor, requires_grad, hooks, grad, /)\n--\n\nAnswer the states, whether an exchange would "
+     "plan_repair(tensor, requires_grad, hooks, grad, whole, /)\n--\n\nAnswer the states, whether an "
+     "exchange would "
      "mend "
-     "one, and each check: (name, passed, refused or reported; what was read). Changes nothing."},
+     "one, and each check: (name, passed, refused, reported or not checked; "
+     "what was read). Changes nothing."},
     {"apply_repair", fast_call(apply_repair), METH_FASTCALL,
      "apply_repair(tensor, requires_grad, hooks, grad, registrations, trip='', /)\n--\n\nExchange the body "
      "for an "

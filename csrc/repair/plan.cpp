@@ -56,7 +56,7 @@ class Planning {
 
   Plan plan() {
     plan_.states = relate(body_, local_, {object_.is_wrapper, object_.is_parameter});
-    plan_.is_needed = is_mended_by_exchange(plan_.states);
+    plan_.is_needed = is_wrapper() ? is_mended_by_donor(plan_.states) : is_mended_by_exchange(plan_.states);
     check_kinds();
     if (!plan_.is_refused()) {
       check_body();
@@ -75,13 +75,14 @@ class Planning {
     plan_.checks.push_back({name, holds ? Result::kPassed : Result::kReported, std::move(found)});
   }
 
+  bool is_wrapper() const { return object_.is_wrapper || body_.impl.keys.has(c10::DispatchKey::Python); }
+
   void check_kinds() {
     check("local-own", object_.local_is_own);
     check("local-not-body", !object_.local_is_body);
     check("local-not-dtensor", !object_.local_is_dtensor);
-    const bool wrapper = object_.is_wrapper || body_.impl.keys.has(c10::DispatchKey::Python);
-    check("body-not-wrapper", !wrapper, std::string(kind_name(body_.kind)));
-    if (!wrapper) check("body-dense", is_dense(body_), std::string(kind_name(body_.kind)));
+    if (!request_.whole) check("body-not-wrapper", !is_wrapper(), std::string(kind_name(body_.kind)));
+    if (!is_wrapper()) check("body-dense", is_dense(body_), std::string(kind_name(body_.kind)));
     const bool inference = body_.impl.is_inference || local_.impl.is_inference;
     check("not-inference", !inference, body_.impl.is_inference ? "body" : "local tensor");
     const bool fake = local_.kind == Kind::kFake;
@@ -108,7 +109,8 @@ class Planning {
     check("no-grad", !grad || request_.migrate_grad);
     if (grad && request_.migrate_grad) check_grad(*meta->grad_.unsafeGetTensorImpl());
     check("no-forward-grad", meta == nullptr || meta->fw_grad_ == nullptr);
-    report("storage-alone", !body_.has_storage || body_.storage.use_count == 1 || shares_storage(),
+    if (is_wrapper()) return;
+    report("storage-alone", !body_.has_storage || body_.storage.use_count == 1 || shares_storage() || is_meta(body_),
            count_text(body_.storage.use_count));
   }
 
@@ -135,22 +137,21 @@ class Planning {
             std::to_string(needed.value_or(-1)) + " of " + std::to_string(local_.storage.nbytes));
     } else {
       // A backend may lay elements out in a format of its own.
-      report(
-          "local-in-storage", false,
-          *local_.storage.type == typeid(c10::StorageImpl) ? "private format" : "the backend's own storage");
+      plan_.checks.push_back({"local-in-storage", Result::kNotChecked, "the backend's own storage"});
     }
     check("local-pointer", is_meta(local_) || local_.impl.numel == 0 || local_.data.pointer != nullptr);
   }
 
   void check_fit() {
-    check("conjugate-negative",
-          body_.impl.is_conj == local_.impl.is_conj && body_.impl.is_neg == local_.impl.is_neg);
-    check("keys", functionality_of(body_) == functionality_of(local_));
-    check("shape", std::ranges::equal(body_.shape(), local_.shape()));
     check("dtype", body_.impl.dtype == local_.impl.dtype);
     const bool wanted = request_.requires_grad.value_or(body_.impl.requires_grad);
     const auto type = c10::typeMetaToScalarType(local_.impl.dtype);
     check("requires-grad-type", !wanted || c10::isFloatingType(type) || c10::isComplexType(type));
+    if (is_wrapper()) return;  // its own shape is the global one
+    check("conjugate-negative",
+          body_.impl.is_conj == local_.impl.is_conj && body_.impl.is_neg == local_.impl.is_neg);
+    check("keys", functionality_of(body_) == functionality_of(local_));
+    check("shape", std::ranges::equal(body_.shape(), local_.shape()));
   }
 
   void check_surroundings() {

@@ -28,12 +28,14 @@ struct Request {
   std::optional<bool> requires_grad;  // of the new body; the old one's where absent
   bool migrate_hooks = false;
   bool migrate_grad = false;
+  bool whole = false;  // a whole DTensor takes its place, and may be a wrapper: not the impl alone
 };
 
 enum class Result : uint8_t {
   kPassed,
   kRefused,
   kReported,  // worth a word, no obstacle
+  kNotChecked,
 };
 
 struct Check {

@@ -16,6 +16,7 @@ import msgspec
 from tensorplay.layers import Document, TensorRecord, ViewChain
 from tensorplay.render.canvas import Picture
 from tensorplay.render.chain import chain_picture
+from tensorplay.render.dtensor import relation_picture, relations_drawn
 from tensorplay.render.outline import ChainPart, Diagnosis, Layer, Outline, TensorPart, flat, outline
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.svg import cells_picture, layers_picture
@@ -73,6 +74,8 @@ def fragment(document: Document, *, view_chain: bool = False) -> str:
     parts += [_picture(holders_picture(held)) for held in document.held if held.holders or held.cycle]
     if document.growth is not None and document.growth.grown:
         parts.append(_picture(growth_picture(document.growth)))
+    if document.focus == "dtensors":
+        parts += [_picture(relation_picture(document, found, report.names)) for found in relations_drawn(document)]
     if report.arrays is not None:
         parts.append(_table(report.arrays))
     if report.table is not None or report.tensors:
@@ -123,6 +126,10 @@ def _subject(document: Document) -> str:
         return "memory that came and stayed"
     if document.mismatches:
         return "how device facts come to disagree"
+    if document.repairs:
+        return f"repair of {', '.join(plan.name for plan in document.repairs[:3])}"
+    if document.dtensors:
+        return f"the layers of {', '.join(found.name for found in document.dtensors[:3])}"
     if document.load is not None:
         beside = f"{document.load.state_dict} beside " if document.load.state_dict else "the state of "
         return f"{beside}{document.load.model}"

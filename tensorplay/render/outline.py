@@ -21,6 +21,7 @@ from tensorplay.layers import (
 )
 from tensorplay.render.cells import Geometry
 from tensorplay.render.checkpoint import Rows, checkpoint, totals
+from tensorplay.render.dtensor import dtensors, dtensors_summary
 from tensorplay.render.graph import graph, graph_summary, saved
 from tensorplay.render.growth import growth, growth_summary
 from tensorplay.render.holders import holders, holders_summary
@@ -46,7 +47,8 @@ __all__ = [
 
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
-_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement", "load", "mismatches")
+_PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement", "load", "dtensors",
+          "mismatches")  # fmt: skip
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -248,6 +250,7 @@ class _Writer:
                 *saved(document.saved),
                 *(() if document.placement is None else placement(document.placement)),
                 *(() if document.load is None else load(document.load)),
+                *(dtensors(document, self.name) if document.focus == "dtensors" else ()),
                 *mismatches(document.mismatches),
             ),
             checkpoint=files,
@@ -632,6 +635,7 @@ class _Writer:
             yield from () if document.graph is None else graph_summary(document.graph)
             yield from () if document.placement is None else placement_summary(document.placement)
             yield from () if document.load is None else load_summary(document.load)
+            yield from dtensors_summary(document) if document.focus == "dtensors" else ()
             yield from (Phrase(_made(document.mismatches)),) if document.mismatches else ()
             yield Phrase(": ")
         else:
@@ -666,7 +670,7 @@ class _Writer:
 def _has_part(document: Document) -> bool:
     """Tell whether the report is of something else than tensors, with a line of its own on the whole."""
     parts = (document.growth, document.graph, document.placement, document.load)
-    return any(part is not None for part in parts) or bool(document.mismatches)
+    return any(part is not None for part in parts) or bool(document.mismatches) or document.focus == "dtensors"
 
 
 def _made(mismatches: Sequence[Mismatch]) -> str:

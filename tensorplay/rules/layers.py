@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorplay.layers import Finding, TensorRecord
-from tensorplay.rules.registry import DeviceRule, Rule
+from tensorplay.rules.registry import DeviceRule, PairRule, Rule
 from tensorplay.words import bytes_text, describe, device_type, plural, same_device
 
 if TYPE_CHECKING:  # a rule explains itself also where the extension does not load
     from tensorplay.placement import Placement
 
-__all__ = ["DevicesDisagree", "NullPointerWithBytes", "ReachesPastStorage"]
+__all__ = ["DevicesDisagree", "NullPointerWithBytes", "NullPointersEqual", "ReachesPastStorage"]
 
 _TENSOR_IMPL = "c10/core/TensorImpl.h"
 _STORAGE_IMPL = "c10/core/StorageImpl.h"
@@ -37,8 +37,8 @@ class DevicesDisagree(Rule, DeviceRule):
     backend bits of its key set, the label of the storage's DataPtr, and the device type its allocator is registered
     for. They are read from the fields; `x.device` is not asked, since a subclass may answer it in Python.
 
-    Besides, for audit_device_consistency() and check(), the device of a tensor against that of its gradient, of the
-    base that it is a view of, and of the `_local_tensor` that a wrapper over an ordinary body computes with.
+    Besides, for audit_device_consistency() and check(), the device of a tensor against that of its gradient, and of
+    the base that it is a view of. A DTensor beside its local tensor is TP410 to TP423.
 
     ## Why it matters
 
@@ -133,7 +133,7 @@ class DevicesDisagree(Rule, DeviceRule):
     def in_placement(self, placement: Placement) -> Iterator[Finding]:
         """Explain one finding for all tensors that are beside theirs in the same way."""
         beside_theirs = (
-            group for group in placement.of("gradient", "local", "base") if group.is_elsewhere and group.kind != "fake"
+            group for group in placement.of("gradient", "base") if group.is_elsewhere and group.kind != "fake"
         )
         for group, members in placement.by_group(beside_theirs):
             beside = " or ".join(group.around)
@@ -158,20 +158,16 @@ class DevicesDisagree(Rule, DeviceRule):
 
 _BESIDE = {
     "gradient": "the gradient",
-    "local": "the local tensor of a wrapper",
     "base": "the base of a view",
 }
 _BESIDE_WHY = {
     "gradient": "PyTorch checks this where .grad is set, not where .data of either is: the next step raises, or adds "
     "up on the wrong device",
-    "local": "Python sees the local tensor alone; what works with the body, as autograd and optimizers in C++ do, sees "
-    "another device",
     "base": "the view was made before `.data` of its base was replaced: it shows the old memory, and writes to it "
     "reach nobody",
 }
 _BESIDE_FIX = {
     "gradient": "move both: optimizer.zero_grad() before the move, or p.grad = p.grad.to(p.device)",
-    "local": "make the wrapper anew from its local tensor, or repair it with tensorplay.dtensor.repair",
     "base": "make the view again after the move",
 }
 
@@ -377,3 +373,74 @@ class NullPointerWithBytes(Rule):
                 ),
                 source=f"read: {_STORAGE_IMPL} data_ptr_, size_bytes_",
             )
+
+
+class NullPointersEqual(PairRule):
+    """Two tensors answer the same data pointer, 0, and have two storages.
+
+    ## What it checks
+
+    Two tensors that compare() is given: both data pointers are null, and their StorageImpls are two.
+
+    ## Why it matters
+
+    Frameworks compare `data_ptr()` or `untyped_storage().data_ptr()` to find out whether a tensor was replaced. A meta
+    tensor, a tensor without elements and a wrapper, as torch's own DTensor is, all answer 0: a shard without elements
+    on a real device looks like the one on meta that it replaced, and stays behind.
+
+    ## Known limits
+
+    A fact, hence info: whether anybody compares these pointers is not known. Only in `compare`.
+
+    ## Example
+
+    ```python
+    old = torch.empty(0, 4, device="meta")
+    new = torch.empty(0, 4)
+    tp.compare(old, new)
+    ```
+
+    ## Use instead
+
+    ```python
+    old = torch.empty(1, 4, device="meta")
+    new = torch.empty(1, 4)
+    tp.compare(old, new)
+    ```
+
+    ## Fix safety
+
+    Comparing StorageImpls, `a.untyped_storage()._cdata == b.untyped_storage()._cdata`, changes nothing.
+
+    ## Sources
+
+    c10/core/StorageImpl.h (`data_ptr_`), c10/core/TensorImpl.h (`data()`), torch 2.13 and 2.14.
+    """
+
+    code = "TP112"
+
+    def of_pair(self, a: TensorRecord, b: TensorRecord) -> Finding | None:
+        """Explain two null pointers over two storages."""
+        if a.storage is None or b.storage is None or a.data is None or b.data is None:
+            return None
+        if a.data.pointer or b.data.pointer or a.storage.address == b.storage.address:
+            return None
+        devices = f"{a.impl.device} and {b.impl.device}"
+        where = f"devices {devices}" if a.impl.device != b.impl.device else f"both on {a.impl.device}"
+        return self.finding(
+            b.name,
+            headline=f"not the same storage, though both pointers are 0: {where}",
+            subject=f"{describe(b)} on {b.impl.device} beside {a.name}  {describe(a)} on {a.impl.device}",
+            evidence={
+                "really_same": False,
+                "pointers_equal": True,
+                "old_device": a.impl.device,
+                "new_device": b.impl.device,
+                "storages": [a.storage.address, b.storage.address],
+                "numel": [a.impl.numel, b.impl.numel],
+                "tensors": [a.name, b.name],
+            },
+            why="both pointers are 0 because nothing is allocated there; the StorageImpls differ",
+            fix="compare StorageImpls, untyped_storage()._cdata, and take a pointer of 0 for no address",
+            source=f"read: {_STORAGE_IMPL} data_ptr_, both addresses",
+        )

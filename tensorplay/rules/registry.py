@@ -17,6 +17,7 @@ from tensorplay.layers import Finding, Severity, TensorRecord, Where
 
 if TYPE_CHECKING:
     from tensorplay.backward import Graph
+    from tensorplay.bodies import Body
     from tensorplay.growth import Surge
     from tensorplay.loading import ModelState
     from tensorplay.placement import Placement
@@ -28,20 +29,24 @@ else:
     import tomli as tomllib
 
 __all__ = [
+    "BodyRule",
     "CodeEntry",
     "DeviceRule",
     "GraphRule",
     "LeakRule",
+    "PairRule",
     "Rule",
     "SceneRule",
     "StateRule",
     "all_codes",
+    "body_rules",
     "check_selectors",
     "code_entry",
     "device_rules",
     "graph_rules",
     "leak_rules",
     "load_rule",
+    "pair_rules",
     "record_rules",
     "scene_rules",
     "selects",
@@ -167,6 +172,28 @@ class StateRule(_Coded):
         raise NotImplementedError
 
 
+class PairRule(_Coded):
+    """A rule over two tensors beside each other.
+
+    compare() asks it. The docstring is the rule's page, as for Rule.
+    """
+
+    def of_pair(self, a: TensorRecord, b: TensorRecord) -> Finding | None:
+        """Explain what two records seem to be to each other; None where they are what they seem."""
+        raise NotImplementedError
+
+
+class BodyRule(_Coded):
+    """A rule over DTensors: the body beside the local tensor.
+
+    dtensor.verify() asks it, check() and audit_device_consistency(). The docstring is the rule's page, as for Rule.
+    """
+
+    def in_bodies(self, bodies: Sequence[Body]) -> Iterator[Finding]:
+        """Explain what does not fit, one finding a cause."""
+        raise NotImplementedError
+
+
 @functools.cache
 def _table() -> dict[str, CodeEntry]:
     text = resources.files("tensorplay.rules").joinpath("codes.toml").read_text(encoding="utf-8")
@@ -234,6 +261,18 @@ def device_rules() -> tuple[DeviceRule, ...]:
 def state_rules() -> tuple[StateRule, ...]:
     """Answer the rules on modules' state."""
     return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), StateRule))
+
+
+@functools.cache
+def body_rules() -> tuple[BodyRule, ...]:
+    """Answer the rules on DTensors."""
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), BodyRule))
+
+
+@functools.cache
+def pair_rules() -> tuple[PairRule, ...]:
+    """Answer the rules that compare() runs."""
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), PairRule))
 
 
 _PAGES = "docs/reference/rules in the TensorPlay checkout"

@@ -13,12 +13,14 @@ import torch
 import tensorplay as tp
 from tensorplay.rules.registry import (
     all_codes,
+    body_rules,
     check_selectors,
     code_entry,
     device_rules,
     graph_rules,
     leak_rules,
     load_rule,
+    pair_rules,
     record_rules,
     rule_page,
     scene_rules,
@@ -57,9 +59,29 @@ class Asked:
     def validate_state_dict_load(self, *args, **options):
         self.answers.append(tp.validate_state_dict_load(*args, **options))
 
+    def compare(self, *args):
+        self.answers.append(tp.compare(*args))
+
+    @property
+    def dtensor(self):
+        return AskedOfDTensors(self.answers)
+
     def materialize_audit(self, *args, **options):
         self.answers.append(tp.materialize_audit(*args, **options))  # a context: the report once it has ended
         return self.answers[-1]
+
+
+class AskedOfDTensors:
+    """tensorplay.dtensor for the examples."""
+
+    repair = staticmethod(tp.dtensor.repair)
+    reset_sharded_param = staticmethod(tp.dtensor.reset_sharded_param)
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def verify(self, x):
+        self.answers.append(tp.dtensor.verify(x))
 
 
 def found_in_example(code: str, section: str) -> list[str]:
@@ -96,7 +118,7 @@ def test_registry_and_rule_agree(code):
     rule = load_rule(code)
 
     assert rule.code == code
-    kinds = (record_rules, scene_rules, leak_rules, graph_rules, device_rules, state_rules)
+    kinds = (record_rules, scene_rules, leak_rules, graph_rules, device_rules, state_rules, body_rules, pair_rules)
     assert any(rule in rules() for rules in kinds)
     assert code_entry(code).severity in ("error", "warning", "info")
     assert (type(rule).__doc__ or "").splitlines()[0].endswith(".")

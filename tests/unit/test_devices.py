@@ -298,15 +298,16 @@ def test_tp111_needs_real_tensors_beside_and_a_mode_that_has_ended():
         assert codes(tp.audit_device_consistency(model)) == []
 
 
-def test_tp101_a_body_beside_its_local_tensor():
+def test_tp410_a_body_beside_its_local_tensor():
     class Sharded(torch.Tensor):
         @property
         def device(self) -> torch.device:  # type: ignore[override]
             raise AssertionError("the audit asked")
 
     def build(device: str) -> nn.Module:
-        body = torch.Tensor._make_subclass(Sharded, torch.ones(4, device=device))
-        body._local_tensor = torch.ones(4)
+        local = torch.ones(4)
+        body = torch.Tensor._make_subclass(Sharded, local if device == "cpu" else torch.ones(4, device=device))
+        body._local_tensor = local
         module = nn.Module()
         module.weight = nn.Parameter(body)
         if not hasattr(module.weight, "_local_tensor"):
@@ -318,7 +319,8 @@ def test_tp101_a_body_beside_its_local_tensor():
     assert "1 tensor of classes that answer .device in Python: not asked" in str(audit)
     assert tp.audit_device_consistency(nn.Linear(2, 2)).placement.answering == 0
     (finding,) = audit.findings
-    assert (finding.code, finding.evidence["role"], finding.evidence["tensor_device"]) == ("TP101", "local", "meta")
+    assert finding.code == "TP410"
+    assert (finding.evidence["outer_device"], finding.evidence["local_device"]) == ("meta", "cpu")
     assert codes(tp.audit_device_consistency(build("cpu"))) == []
 
 
@@ -526,7 +528,8 @@ def test_ways_that_need_no_accelerator_are_made_without_one():
     if torch.cuda.is_available() or torch.xpu.is_available():
         pytest.skip("accelerator: here the others are made too")
     assert {name for name, one in shown.items() if one.error} == {"gradient", "view"}
-    assert set(shown["local"].codes) == set(shown["keys"].codes) == {"TP101"}
+    assert set(shown["local"].codes) == {"TP410"}
+    assert set(shown["keys"].codes) == {"TP101"}
     assert set(shown["state"].codes) == {"TP406"}
     assert set(shown["dlpack"].codes) == {"TP104", "TP110"}
     assert shown["fake"].codes == shown["wrapper"].codes == shown["storage"].codes == ()

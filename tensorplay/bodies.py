@@ -1,0 +1,340 @@
+"""DTensors of any library, by their mechanism: the body, the local tensor, and the sharding state that has both.
+
+A DTensor is a tensor of a class of its own that keeps a local tensor, in its dictionary or in a slot. Its body is the
+tensor that C++ sees: of torch's own DTensor a wrapper without memory, of other libraries an ordinary tensor over the
+local tensor's storage. Nothing of the class is run: no property, no hook, no operator.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+import torch
+from torch import nn
+
+from tensorplay.classes import class_name, mro, namespace
+from tensorplay.layers import CommunicationBuffer, DTensorLayers, Said
+from tensorplay.modules import Modules, Orphans
+from tensorplay.reports import Read
+from tensorplay.walk import is_parameter
+
+__all__ = ["Body", "ShardingState", "bodies_of", "is_dtensor", "is_sharding_state", "sharding_states"]
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+_ANSWERS = ("device", "dtype", "shape", "is_meta", "requires_grad", "data_ptr")
+"""What is asked of a tensor most, and may be answered by Python code."""
+_MOST_CELLS = 20
+
+
+class ShardingState(NamedTuple):
+    """What a framework keeps of one sharded parameter; refers to it, so it lives no longer than the call."""
+
+    path: str
+    """The module's key of the parameter."""
+    state: Any
+    parameter: Any
+    """What it takes the sharded parameter to be."""
+    buffer: Any
+    """Flat memory that it gathers from."""
+    table: dict[str, Any] | None
+    """The module's own table that has the parameter; None where the state does not say which."""
+    name: str
+    """The parameter's name there."""
+    is_ready: bool
+    """Whether it has begun to work: before, it takes parameter and buffer anew."""
+    is_sharded: bool
+    """Whether the module has the sharded parameter now, and not the gathered one."""
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the module has another object than the state, which the next resharding would put back."""
+        return (
+            self.is_ready
+            and self.is_sharded
+            and self.table is not None
+            and dict.get(self.table, self.name) is not self.parameter
+        )
+
+
+class Body(NamedTuple):
+    """One DTensor; refers to it, so it lives no longer than the call."""
+
+    path: str
+    tensor: Any
+    record: Any
+    is_wrapper: bool
+    """Whether its class keeps the local tensor in a slot, so that the body has no memory by design."""
+    local: Any
+    """None where there is none."""
+    local_record: Any
+    states: tuple[str, ...]
+    """The worst first."""
+    sharding: tuple[ShardingState, ...] = ()
+    replaced_in: tuple[str, ...] = ()
+    """Optimizers that hold another parameter in its place."""
+    is_plain: bool = False
+    """Whether it is no DTensor at all, but was handed in as one."""
+
+    @property
+    def state(self) -> str:
+        """The worst."""
+        return self.states[0]
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is an ``nn.Parameter``, by its class or its mark."""
+        return is_parameter(self.tensor)
+
+    @property
+    def placements(self) -> str | None:
+        """How it lies on the mesh, as the class would print it."""
+        placements = C.own_value(self.tensor, "_placements")
+        if placements is None:
+            placements = C.own_value(C.own_value(self.tensor, "_spec"), "placements")
+        if type(placements) not in (tuple, list):
+            return None
+        return f"({', '.join(map(_placement_text, placements))}{',' if len(placements) == 1 else ''})"
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh it lies on."""
+        mesh = C.own_value(self.tensor, "_device_mesh")
+        return C.own_value(C.own_value(self.tensor, "_spec"), "mesh") if mesh is None else mesh
+
+    def layers(self) -> tuple[DTensorLayers, list[Read]]:
+        """Answer what was read as plain data, and the records it names."""
+        reads = [Read(self.path, self.record)]
+        local = alias = None
+        if self.local is not None:
+            local = f"{self.path}._local_tensor"
+            reads.append(Read(local, self.local_record))
+        if not self.is_wrapper and (made := C.data_alias(self.tensor)) is not None:
+            alias = f"{self.path}.data"
+            reads.append(Read(alias, made))
+        buffers = []
+        for one in self.sharding:
+            if C.is_tensor(one.buffer):
+                name = f"{self.path} in {class_name(type(one.state))}._sharded_param_data"
+                reads.append(Read(name, C.read(one.buffer, 2)))
+                buffers.append(
+                    CommunicationBuffer(
+                        record=name,
+                        aliases_local=_same_storage(reads[-1].record, self.local_record),
+                        ready=one.is_ready,
+                    )
+                )
+        mesh = self.mesh
+        found = DTensorLayers(
+            name=self.path,
+            type=class_name(type(self.tensor)),
+            wrapper=self.is_wrapper,
+            state=self.state,
+            states=self.states,
+            placements=self.placements,
+            mesh=None if mesh is None else class_name(type(mesh)),
+            body=self.path,
+            local=local,
+            alias=alias,
+            buffers=tuple(buffers),
+            says=tuple(self._says()),
+        )
+        return found, reads
+
+    def _says(self) -> Iterator[Said]:
+        """Tell what Python code answers for the tensor, and from where; none of it is run."""
+        cls = type(self.tensor)
+        asks_class = _has_torch_function(cls)
+        for name in _ANSWERS:
+            owner, found = _definition(cls, name)
+            if owner in mro(torch.Tensor):
+                by = f"{class_name(cls)}.__torch_function__" if asks_class else "the body"
+                yield Said(attribute=name, value=None if asks_class else _fact(self.record, name), by=by)
+            elif _passes_on(found, name) and self.local_record is not None:
+                yield Said(attribute=name, value=_fact(self.local_record, name), by="_local_tensor")
+            else:
+                yield Said(attribute=name, value=None, by=f"{class_name(owner)}.{name}")
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Tell whether a tensor is a DTensor of some library."""
+    return type(tensor) not in _PLAIN and C.local_tensor(tensor) is not None
+
+
+def bodies_of(
+    pairs: Iterable[tuple[str, Any]],
+    sharding: Iterable[ShardingState] = (),
+    orphans: Iterable[Orphans] = (),
+    observer_refs: int = 0,
+) -> list[Body]:
+    """Read the DTensors among some tensors.
+
+    Args:
+        pairs: tensors, with their paths.
+        sharding: what frameworks keep of sharded parameters.
+        orphans: what optimizers hold that no module has.
+        observer_refs: how many references the caller holds to each.
+    """
+    known: dict[int, list[ShardingState]] = {}
+    by_path: dict[str, list[ShardingState]] = {}
+    for one in sharding:
+        known.setdefault(id(one.parameter), []).append(one)
+        by_path.setdefault(one.path, []).append(one)
+    replaced: dict[str, list[str]] = {}
+    for orphan in orphans:
+        for key in orphan.replaced_by:
+            replaced.setdefault(key, []).append(orphan.optimizer)
+    found = []
+    for path, tensor in pairs:
+        if type(tensor) in _PLAIN or (kept := C.local_tensor(tensor)) is None:
+            continue
+        is_wrapper, local = kept
+        of_it = tuple({id(one.state): one for one in (*known.get(id(tensor), ()), *by_path.get(path, ()))}.values())
+        record = C.read(tensor, 2 + observer_refs)
+        local_record = None if local is None else C.read(local, 3)
+        states = ["NO_LOCAL"] if local is None else list(C.dtensor_states(tensor))
+        body = Body(path, tensor, record, is_wrapper, local, local_record, (), of_it, tuple(replaced.get(path, ())))
+        found.append(body._replace(states=_with_surroundings(body, states)))
+    return found
+
+
+_AFTER_MEMORY = frozenset(
+    {"LOCAL_NONLEAF", "LOCAL_INFERENCE", "VERSION_SPLIT", "REQUIRES_GRAD", "PENDING", "OK", "HELD", "FLAT", "EMPTY"}
+)
+
+
+def _with_surroundings(body: Body, states: list[str]) -> tuple[str, ...]:
+    """Put in their place the states that only what is around a DTensor shows."""
+    more = []
+    if any(one.is_detached for one in body.sharding) or body.replaced_in:
+        more.append("DETACHED")
+    if any(_is_stale(one, body.local_record) for one in body.sharding):
+        more.append("COMM_STALE")
+    if more:
+        states = [state for state in states if state not in ("OK", "PENDING")]
+    at = next((number for number, state in enumerate(states) if state in _AFTER_MEMORY), len(states))
+    return (*states[:at], *more, *states[at:])
+
+
+def _is_stale(one: ShardingState, local: Any) -> bool:
+    """Tell whether a framework gathers from other memory than the local tensor's."""
+    if not one.is_ready or local is None or local.impl.numel == 0 or not C.is_tensor(one.buffer):
+        return False
+    return local.impl.device != "meta" and not _same_storage(C.read(one.buffer), local)
+
+
+def _same_storage(one: Any, other: Any) -> bool:
+    if one is None or other is None or one.storage is None or other.storage is None:
+        return False
+    return bool(one.storage.address == other.storage.address)
+
+
+def sharding_states(modules: Iterable[Modules]) -> list[ShardingState]:
+    """Find what frameworks keep of sharded parameters: in the hooks by which they follow a load."""
+    found: dict[int, ShardingState] = {}
+    paths: dict[int, str] = {}
+    for one in modules:
+        for path, module in one.items():
+            paths.setdefault(id(module), path)
+    for one in modules:
+        for path, module in one.items():
+            for hook in ((C.instance_dict(module) or {}).get("_load_state_dict_post_hooks") or {}).values():
+                state = _state_in(hook)
+                if state is None or id(state) in found:
+                    continue
+                found[id(state)] = _sharding_state(state, module, path, paths)
+    return list(found.values())
+
+
+def _state_in(hook: Any) -> Any:
+    """Answer the sharding state that a hook's closure, or its method, has; None where it has none."""
+    candidates = []
+    if type(hook) is types.MethodType:
+        candidates.append(hook.__self__)
+    elif type(hook) is types.FunctionType:
+        for cell in (hook.__closure__ or ())[:_MOST_CELLS]:
+            try:
+                candidates.append(cell.cell_contents)
+            except ValueError:  # not yet filled
+                continue
+    return next((one for one in candidates if is_sharding_state(one)), None)
+
+
+def is_sharding_state(obj: object) -> bool:
+    """Tell whether an object is what a framework keeps of a sharded parameter."""
+    own = C.instance_dict(obj)
+    return own is not None and "sharded_param" in own and "_sharded_param_data" in own
+
+
+def _sharding_state(state: Any, module: Any, path: str, paths: dict[int, str]) -> ShardingState:
+    """Read a sharding state; a module that is not among those walked has the path of the hook's."""
+    info = C.own_value(state, "_module_info")
+    owner = C.own_value(info, "module")
+    owner = module if owner is None else owner
+    name = C.own_value(info, "param_name")
+    name = name if type(name) is str else ""
+    tables = C.instance_dict(owner) or {}
+    table = tables.get("_parameters")
+    phase = C.own_value(C.own_value(state, "sharded_state"), "_name_")
+    return ShardingState(
+        f"{paths.get(id(owner), path)}{name}",
+        state,
+        C.own_value(state, "sharded_param"),
+        C.own_value(state, "_sharded_param_data"),
+        table if name and isinstance(table, dict) else None,
+        name,
+        _takes_nothing_anew(state),
+        phase in (None, "SHARDED"),
+    )
+
+
+def _takes_nothing_anew(state: Any) -> bool:
+    """Tell whether a framework goes on with what it has: FSDP2 takes the buffers anew before the first forward."""
+    lazily = str(type(state).__module__).startswith("torch.distributed.")
+    return not lazily or C.own_value(state, "_param_fqn") is not None
+
+
+def _placement_text(placement: Any) -> str:
+    """Write a placement as its class would; one of a class of its own by its name and dimension."""
+    cls = type(placement)
+    dim = C.own_value(placement, "dim")
+    reduce_op = C.own_value(placement, "reduce_op")
+    if cls.__module__.startswith("torch.distributed.tensor"):
+        return str(placement) if dim is None and reduce_op is None else repr(placement)
+    return f"{class_name(cls)}({'' if type(dim) is not int else f'dim={dim}'})"
+
+
+def _definition(cls: type, name: str) -> tuple[type, Any]:
+    for base in mro(cls):
+        if name in namespace(base):
+            return base, namespace(base)[name]
+    return torch.Tensor, None
+
+
+def _has_torch_function(cls: type) -> bool:
+    """Tell whether operators and attributes of torch.Tensor go to code of the class first."""
+    owner, found = _definition(cls, "__torch_function__")
+    disabled = torch._C._disabled_torch_function_impl
+    return owner not in mro(torch.Tensor) and found is not disabled and getattr(found, "__func__", None) is not disabled
+
+
+def _passes_on(found: Any, name: str) -> bool:
+    """Tell by its code whether a property or method does no more than ask the local tensor the same."""
+    function = found.fget if type(found) is property else found
+    if type(function) is not types.FunctionType:
+        return False
+    code = function.__code__
+    return code.co_names == ("_local_tensor", name) and len(code.co_code) <= 100
+
+
+def _fact(record: Any, name: str) -> str:
+    impl = record.impl
+    if name == "is_meta":
+        return str(impl.device == "meta")
+    if name == "data_ptr":
+        return "0" if record.data is None or not record.data.data_ptr else f"{record.data.data_ptr:#x}"
+    return str(list(impl.shape) if name == "shape" and impl.shape is not None else getattr(impl, name))

@@ -1,0 +1,452 @@
+"""The repair of a DTensor's body: every check in words, the plan, the exchange, and its way back."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import msgspec
+
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+import torch
+
+from tensorplay.bodies import Body
+from tensorplay.classes import derives, mro, namespace
+from tensorplay.errors import Reason
+from tensorplay.layers import CheckResult, RepairCheck, RepairPlan
+
+__all__ = ["REASONS", "Attempt", "Method", "Options", "plan_of", "reasons_of"]
+
+Method = Literal["impl", "public"]
+
+REASONS: dict[str, tuple[str, str]] = {
+    "local-present": ("it has no local tensor", "set _local_tensor first"),
+    "local-own": (
+        "its local tensor is its class's attribute, not its own",
+        "set p._local_tensor on the object itself",
+    ),
+    "local-not-body": ("its local tensor is the DTensor itself", "set _local_tensor to a plain tensor"),
+    "local-not-dtensor": ("its local tensor is a DTensor too", "set _local_tensor to the shard, a plain tensor"),
+    "body-not-wrapper": (
+        "its body is a wrapper ({found}), as torch's own DTensor: exchanging the impl would drop its Python key",
+        "use method='public'",
+    ),
+    "body-dense": (
+        "its body is {found}, not an ordinary strided tensor",
+        "make the DTensor anew from its local tensor",
+    ),
+    "not-inference": (
+        "the {found} is an inference tensor, which has no version counter",
+        "make it outside torch.inference_mode(), or clone() it there",
+    ),
+    "local-not-fake": (
+        "the local tensor is a FakeTensor: it has no memory",
+        "repair outside FakeTensorMode, after loading",
+    ),
+    "local-dense": ("the local tensor is {found}, not an ordinary strided one", "convert it to a strided tensor first"),
+    "slot": (
+        "the impl names another Python object as its own",
+        "nothing can be done with this object: make the DTensor anew",
+    ),
+    "no-grad-fn": ("the body has a grad_fn", "detach it: what was computed is no parameter"),
+    "no-graph": (
+        "backward is pending, or DistributedDataParallel has taken the parameter: an AccumulateGrad node of the "
+        "body is alive, use_count {found}",
+        "repair after backward, or drop the graph; with DDP repair before wrapping",
+    ),
+    "not-held": (
+        "somebody beside the Python object holds the body's impl, use_count {found}: a view of it, a graph that saved "
+        "it, or C++ code",
+        "delete the views and drop the graph; tensorplay.who_holds(p) names holders",
+    ),
+    "no-weak-references": (
+        "C++ code has {found} weak references to the body's impl",
+        "end what watches the tensor from C++ first",
+    ),
+    "not-view": ("the body is a view that autograd tracks", "make the DTensor from a tensor that is no view"),
+    "no-hooks": ("{found} are registered on the body", "remove them, or migrate=('hooks',)"),
+    "no-native-hooks": ("C++ hooks are registered on the body, or it retains its gradient", "remove them first"),
+    "no-grad": ("the body itself has a gradient", "set it to None, or migrate=('grad',)"),
+    "grad-fits": (
+        "the body's gradient is on {found}, or its shape or type are not the local tensor's: it cannot be migrated",
+        "set it to None first: torch.Tensor.grad.__set__(p, None)",
+    ),
+    "no-forward-grad": ("the body has a forward-mode tangent", "leave the forward AD level first"),
+    "storage-alone": (
+        "{found} owners have the body's old storage: aliases of the body keep showing the old memory",
+        "make them anew after the repair",
+    ),
+    "local-materialized": ("the local tensor is on meta too", "materialise it first: to_empty(device=...), then load"),
+    "local-leaf": ("the local tensor was computed, it is no leaf", "p._local_tensor = p._local_tensor.detach()"),
+    "local-in-storage": (
+        "the local tensor reaches past its storage, {found} bytes",
+        "give its storage the bytes back, untyped_storage().resize_()",
+    ),
+    "local-pointer": ("the local tensor has elements and a null pointer", "give it memory first"),
+    "conjugate-negative": (
+        "body and local tensor differ in a pending conjugation or negation",
+        "p._local_tensor = p._local_tensor.resolve_conj().resolve_neg()",
+    ),
+    "keys": ("body and local tensor are dispatched differently", "make the DTensor anew from its local tensor"),
+    "shape": (
+        "the local tensor has another shape than the body",
+        "give it the shape it was sharded to, or make the DTensor anew",
+    ),
+    "dtype": (
+        "the local tensor has another data type than the body",
+        "convert it, or make the DTensor anew as model.to() does",
+    ),
+    "requires-grad-type": (
+        "only floating point and complex tensors can require grad",
+        "leave requires_grad as it is, or False",
+    ),
+    "inference-mode": ("inference mode is on here", "repair outside torch.inference_mode()"),
+    "dispatch-mode": (
+        "a dispatch mode is active",
+        "leave the mode first: FakeTensorMode, a TorchDispatchMode, tracing",
+    ),
+    "functorch": ("a torch.func transform is running", "repair outside vmap, grad and functionalize"),
+    "backward": ("backward is running in this thread", "repair after it"),
+    "compile": ("it is being compiled or traced", "repair outside torch.compile and torch.jit.trace"),
+    "exchange-known": (
+        "this torch has no _swap_tensor_impl, or it is not one that is known",
+        "use method='public', or torch 2.13 or 2.14",
+    ),
+    "placements": (
+        "its placements do not fit its mesh or its shape: {found}",
+        "make the DTensor anew with from_local()",
+    ),
+    "registered": (
+        "{found} has not registered it",
+        "hand in the module that has it, or leave registered_in out",
+    ),
+    "optimizer": (
+        "{found} does not hold it",
+        "build the optimizer from the model's parameters, where it is to be trained",
+    ),
+    "optimizer-state": (
+        "{found} keeps state of it on meta, which raises at the next step",
+        "optimizer.state.pop(p), or load the optimizer's state after the repair",
+    ),
+    "buffer": (
+        "the framework gathers it from other memory than the local tensor's",
+        "call the framework's reset_sharded_param(), or tensorplay.dtensor.reset_sharded_param(state)",
+    ),
+    "weak-references": (
+        "{found} Python weak references point at it, which torch.utils.swap_tensors does not allow",
+        "use method='impl' where its body is no wrapper, or drop the references",
+    ),
+    "donor": ("no donor of its class could be made: {found}", "make the DTensor anew"),
+    "exchange": ("PyTorch refused the exchange", "tensorplay.dtensor.verify(p) shows its state"),
+    "plan": ("what the plan rests on changed meanwhile", "repair again"),
+    "hooks": (
+        "its hooks could not be attached to the new body",
+        "remove the hooks, and register them after the repair",
+    ),
+}
+"""What is wrong where a check does not hold, and the way out."""
+
+_AFTER = "after the exchange {found} was not as it has to be: it was exchanged back"
+
+
+class Options(NamedTuple):
+    """How a repair is to be done."""
+
+    method: Method = "impl"
+    requires_grad: bool | Literal["keep"] = "keep"
+    hooks: bool = False
+    grad: bool = False
+
+    @property
+    def wanted(self) -> bool | None:
+        """What the new body's requires_grad is to be; None for what it is."""
+        return None if self.requires_grad == "keep" else self.requires_grad
+
+
+class Places(NamedTuple):
+    """Where a DTensor was found, or looked for, in what was handed in."""
+
+    registrations: tuple[tuple[Any, str | int], ...] = ()
+    """Tables and lists that have it, each with its key there."""
+    missing_in: tuple[str, ...] = ()
+    """Modules that were said to have it, and have not."""
+    checked_modules: bool = False
+    checked_optimizers: bool = False
+    not_held_by: tuple[str, ...] = ()
+    """Optimizers without it."""
+    state_on_meta: tuple[str, ...] = ()
+    """Optimizers that keep state of it on meta."""
+
+
+class Attempt:
+    """One DTensor on its way through a repair; refers to it, so it lives no longer than the call."""
+
+    def __init__(self, body: Body, options: Options, places: Places) -> None:
+        self.body = body
+        self.options = options
+        self.places = places
+        self.plan = plan_of(body, options, places)
+        self._donor: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to do, and nothing against it."""
+        return self.plan.outcome == "planned"
+
+    def apply(self, trip: str = "") -> None:
+        """Exchange and verify; on failure everything is as before, and the plan says so."""
+        options = self.options
+        if options.method == "impl":
+            self._donor, end, failed = C.apply_repair(
+                self.body.tensor, options.wanted, options.hooks, options.grad, self.places.registrations, trip
+            )
+        else:
+            self._donor, end, failed = _swap_whole(self.body, options, self.places, trip)
+        if end == "done":
+            self.plan = msgspec.structs.replace(
+                self.plan, outcome="repaired", after=C.dtensor_states(self.body.tensor)[0]
+            )
+            return
+        reason = _reason(failed, failed) if failed in REASONS else _AFTER.format(found=failed)
+        check = RepairCheck(name=failed, result="refused", found=failed, reason=reason)
+        outcome = "refused" if end == "refused" else "taken back"
+        self.plan = msgspec.structs.replace(self.plan, outcome=outcome, checks=(*self.plan.checks, check))
+
+    def undo(self) -> None:
+        """Exchange back."""
+        if self._donor is None:
+            return
+        if self.options.method == "impl":
+            done = C.undo_repair(self.body.tensor, self._donor, self.options.hooks)
+        else:
+            _swap(self.body.tensor, self._donor)
+            done = True
+        self._donor = None
+        self.plan = msgspec.structs.replace(self.plan, outcome="taken back" if done else "repaired", after=None)
+
+    def close(self) -> None:
+        """Let the old body go."""
+        self._donor = None
+
+
+def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
+    """Answer every check of a repair, and what would be done. Changes nothing."""
+    checks: list[RepairCheck] = []
+
+    def check(name: str, result: CheckResult, found: str = "") -> None:
+        wrong = result in ("refused", "reported")
+        checks.append(
+            RepairCheck(name=name, result=result, found=found, reason=_reason(name, found) if wrong else None)
+        )
+
+    def holds(name: str, fact: bool, found: str = "", otherwise: CheckResult = "refused") -> None:
+        check(name, "passed" if fact else otherwise, found)
+
+    holds("local-present", body.local is not None)
+    is_needed = False
+    if body.local is not None:
+        whole = options.method == "public"
+        _, is_needed, native = C.plan_repair(body.tensor, options.wanted, options.hooks, options.grad, whole)
+        for name, result, found in native:
+            check(name, cast("CheckResult", result), found)
+    if options.method == "impl":
+        holds("exchange-known", C.KNOWS_EXCHANGE)
+    else:
+        count = weakref.getweakrefcount(body.tensor)
+        holds("weak-references", count == 0, str(count))
+    holds("compile", not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None)
+    wrong_placement = _wrong_placement(body)
+    check(
+        "placements",
+        "not checked" if wrong_placement is None else "refused" if wrong_placement else "passed",
+        wrong_placement or "",
+    )
+    if places.checked_modules:
+        holds("registered", not places.missing_in, ", ".join(places.missing_in))
+    else:
+        check("registered", "not checked")
+    if places.checked_optimizers:
+        holds("optimizer", not places.not_held_by, ", ".join(places.not_held_by), "reported")
+        holds("optimizer-state", not places.state_on_meta, ", ".join(places.state_on_meta), "reported")
+    else:
+        check("optimizer", "not checked")
+    if body.sharding:
+        holds("buffer", "COMM_STALE" not in body.states, "", "reported")
+    else:
+        check("buffer", "not checked")
+    refused = any(one.result == "refused" for one in checks)
+    if body.state == "PENDING":
+        outcome = "pending"
+    elif not is_needed and body.local is not None:
+        outcome = "unchanged"
+    else:
+        outcome = "refused" if refused else "planned"
+    return RepairPlan(name=body.path, method=options.method, state=body.state, checks=tuple(checks), outcome=outcome)
+
+
+def reasons_of(plans: Sequence[RepairPlan]) -> list[Reason]:
+    """Answer why plans were refused or taken back: each check that did not hold, with the way out."""
+    return [
+        Reason(f"{plan.name}: {check.reason}", name=check.name, tensor=plan.name, way_out=_way_out(check.name))
+        for plan in plans
+        if plan.outcome in ("refused", "taken back")
+        for check in plan.checks
+        if check.result == "refused"
+    ]
+
+
+def _reason(name: str, found: str) -> str:
+    wrong, way_out = REASONS[name]
+    return f"{wrong.format(found=found)}: {way_out}"
+
+
+def _way_out(name: str) -> str:
+    return REASONS[name][1] if name in REASONS else "tensorplay.dtensor.verify(p) shows its state"
+
+
+_DIMENSIONS = ("_mesh_shape", "mesh_shape", "_shape", "shape", "_ndim", "ndim")
+
+
+def _wrong_placement(body: Body) -> str | None:
+    """Say what of the placements does not fit; empty where all does, None where it cannot be known."""
+    placements = C.own_value(body.tensor, "_placements")
+    if placements is None:
+        placements = C.own_value(C.own_value(body.tensor, "_spec"), "placements")
+    if type(placements) not in (tuple, list) or body.local_record is None:
+        return None
+    dims = len(body.local_record.impl.shape or ())
+    for placement in placements:
+        dim = C.own_value(placement, "dim")
+        if type(dim) is int and not -max(dims, 1) <= dim < max(dims, 1):
+            return f"{type(placement).__name__}({dim}) of a tensor with {dims} dimensions"
+    mesh = _mesh_dimensions(body.mesh)
+    if mesh is None:
+        return None
+    return "" if mesh == len(placements) else f"{len(placements)} placements on a mesh of {mesh} dimensions"
+
+
+def _mesh_dimensions(mesh: Any) -> int | None:
+    for name in _DIMENSIONS:
+        value = C.own_value(mesh, name)
+        if type(value) is int:
+            return value
+        if type(value) in (tuple, list, torch.Size):
+            return len(value)
+    names = C.own_value(mesh, "_mesh_dim_names") or C.own_value(mesh, "mesh_dim_names")
+    return len(names) if type(names) in (tuple, list) else None
+
+
+# The public way: a whole donor.
+
+
+def _slots(cls: type) -> list[str]:
+    found = []
+    for base in mro(cls):
+        names = namespace(base).get("__slots__", ())
+        found += [names] if isinstance(names, str) else list(names)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def _donor_of(body: Body, requires_grad: bool) -> Any:
+    """Make a DTensor of the same class over the same local tensor, with all that the object has."""
+    cls, local, record = type(body.tensor), body.local, body.record
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and derives(cls, distributed.DTensor):
+        donor = cls(local, C.own_value(body.tensor, "_spec"), requires_grad=requires_grad)
+    elif body.is_wrapper:
+        donor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            record.impl.shape,
+            strides=record.impl.stride,
+            storage_offset=record.impl.storage_offset,
+            dtype=getattr(torch, record.impl.dtype),
+            device=torch.device(body.local_record.impl.device),
+            requires_grad=requires_grad,
+        )
+    else:
+        donor = torch.Tensor._make_subclass(cls, local, requires_grad)
+    own = C.instance_dict(body.tensor)
+    if own is not None:
+        C.instance_dict(donor).update(own)  # type: ignore[union-attr]
+    for name in _slots(cls):
+        value = C.own_value(body.tensor, name)
+        if value is not None:
+            _descriptor(cls, name).__set__(donor, value)
+    return donor
+
+
+def _descriptor(cls: type, name: str) -> Any:
+    return next(namespace(base)[name] for base in mro(cls) if name in namespace(base))
+
+
+def _swap(one: Any, other: Any) -> None:
+    with torch._C.DisableTorchFunction():
+        torch.utils.swap_tensors(one, other)
+
+
+def _swap_whole(body: Body, options: Options, places: Places, trip: str) -> tuple[Any, str, str]:
+    """Exchange a DTensor for a whole donor, verify, and exchange back where a check does not hold."""
+    p = body.tensor
+    before = C.read(p)
+    local_before = C.read(body.local)
+    wanted = before.impl.requires_grad if options.wanted is None else options.wanted
+    own = dict(C.instance_dict(p) or {})
+    slots = {name: C.own_value(p, name) for name in _slots(type(p))}
+    cls = type(p)
+    grad = C.grad_object(p) if options.grad else None
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        hooks = {name: getattr(torch._C.TensorBase, name).__get__(p) for name in _HOOKS} if options.hooks else {}
+        donor = _donor_of(body, wanted)
+        if type(donor) is not cls or C.read(donor).impl.device != local_before.impl.device or trip == "donor":
+            return None, "refused", "donor"
+        try:
+            if trip == "exchange":
+                raise RuntimeError
+            torch.utils.swap_tensors(p, donor)
+        except RuntimeError:
+            return None, "refused", "exchange"
+        if grad is not None:
+            torch._C.TensorBase.grad.__set__(p, grad)
+        for name, registered in hooks.items():
+            if registered:
+                getattr(torch._C.TensorBase, name).__set__(p, registered)
+    now: Any = C.read(p)
+    old: Any = C.read(donor)
+    local: Any = C.read(body.local)
+    checks: dict[str, Callable[[], bool]] = {
+        "object": lambda: type(p) is cls and _same_items(C.instance_dict(p) or {}, own),
+        "slots": lambda: all(C.own_value(p, name) is value for name, value in slots.items()),
+        "registrations": lambda: all(container[key] is p for container, key in places.registrations),
+        "new-impl": lambda: now.impl.address != before.impl.address and now.python.slot_is_self,
+        "old-impl": lambda: old.impl.address == before.impl.address,
+        "shape": lambda: now.impl.shape == before.impl.shape,
+        "dtype": lambda: now.impl.dtype == before.impl.dtype,
+        "device": lambda: now.impl.device == local.impl.device,
+        "keys": lambda: ("Python" in now.impl.keys) is body.is_wrapper,
+        "leaf": lambda: now.impl.is_leaf is True,
+        "requires-grad": lambda: now.impl.requires_grad is wanted,
+        "storage": lambda: body.is_wrapper or now.storage.address == local.storage.address,
+        "version": lambda: body.is_wrapper or now.impl.version_counter == local.impl.version_counter,
+        "use-counts": lambda: now.impl.use_count == 1 and local.impl.use_count == local_before.impl.use_count,
+        "state": lambda: C.dtensor_states(p)[0] in ("OK", "REQUIRES_GRAD"),
+    }
+    failed = next((name for name, is_held in checks.items() if trip == name or not is_held()), None)
+    if failed is None:
+        return donor, "done", ""
+    _swap(p, donor)
+    for name, registered in hooks.items():
+        if registered:
+            with torch._C.DisableTorchFunction():
+                getattr(torch._C.TensorBase, name).__set__(p, registered)
+    return None, "taken back", failed
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _same_items(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(value is other[key] for key, value in one.items())
