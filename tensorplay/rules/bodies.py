@@ -636,9 +636,9 @@ class BufferStale(_StateRule):
             self._sharded_param_data = local.view(-1)
             self._param_fqn = "weight"
             module._parameters["weight"] = self.sharded_param
-            module.register_load_state_dict_post_hook(lambda *args: self.reset())
+            module.register_load_state_dict_post_hook(lambda *args: self.reset_sharded_param())
 
-        def reset(self):
+        def reset_sharded_param(self):
             self._sharded_param_data = self.sharded_param._local_tensor.view(-1)
 
     model = torch.nn.Linear(2, 2, bias=False)
@@ -663,9 +663,9 @@ class BufferStale(_StateRule):
             self._sharded_param_data = local.view(-1)
             self._param_fqn = "weight"
             module._parameters["weight"] = self.sharded_param
-            module.register_load_state_dict_post_hook(lambda *args: self.reset())
+            module.register_load_state_dict_post_hook(lambda *args: self.reset_sharded_param())
 
-        def reset(self):
+        def reset_sharded_param(self):
             self._sharded_param_data = self.sharded_param._local_tensor.view(-1)
 
     model = torch.nn.Linear(2, 2, bias=False)

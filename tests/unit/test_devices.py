@@ -309,7 +309,7 @@ def test_tp410_a_body_beside_its_local_tensor():
         body = torch.Tensor._make_subclass(Sharded, local if device == "cpu" else torch.ones(4, device=device))
         body._local_tensor = local
         module = nn.Module()
-        module.weight = nn.Parameter(body)
+        module.weight = nn.Parameter(body, requires_grad=False)
         if not hasattr(module.weight, "_local_tensor"):
             module.weight._local_tensor = body._local_tensor
         return module
