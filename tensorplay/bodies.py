@@ -8,7 +8,7 @@ local tensor's storage. Nothing of the class is run: no property, no hook, no op
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -23,7 +23,15 @@ from tensorplay.modules import Modules, Orphans
 from tensorplay.reports import Read
 from tensorplay.walk import is_parameter
 
-__all__ = ["Body", "ShardingState", "bodies_of", "is_dtensor", "is_sharding_state", "sharding_states"]
+__all__ = [
+    "Body",
+    "ShardingState",
+    "bodies_of",
+    "is_dtensor",
+    "is_sharding_state",
+    "reread",
+    "sharding_states",
+]
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _ANSWERS = ("device", "dtype", "shape", "is_meta", "requires_grad", "data_ptr")
@@ -106,8 +114,8 @@ class Body(NamedTuple):
         mesh = C.own_value(self.tensor, "_device_mesh")
         return C.own_value(C.own_value(self.tensor, "_spec"), "mesh") if mesh is None else mesh
 
-    def layers(self) -> tuple[DTensorLayers, list[Read]]:
-        """Answer what was read as plain data, and the records it names."""
+    def layers(self, known: dict[int, Answers]) -> tuple[DTensorLayers, list[Read]]:
+        """Answer what was read as plain data, and the records it names; `known` is what was found of classes so far."""
         reads = [Read(self.path, self.record)]
         local = alias = None
         if self.local is not None:
@@ -120,18 +128,17 @@ class Body(NamedTuple):
         for one in self.sharding:
             if C.is_tensor(one.buffer):
                 name = f"{self.path} in {class_name(type(one.state))}._sharded_param_data"
-                reads.append(Read(name, C.read(one.buffer, 2)))
-                buffers.append(
-                    CommunicationBuffer(
-                        record=name,
-                        aliases_local=_same_storage(reads[-1].record, self.local_record),
-                        ready=one.is_ready,
-                    )
-                )
+                record = C.read(one.buffer, 2)
+                reads.append(Read(name, record))
+                is_alias = _same_storage(record, self.local_record)
+                buffers.append(CommunicationBuffer(record=name, aliases_local=is_alias, ready=one.is_ready))
+        cls = type(self.tensor)
         mesh = self.mesh
+        if id(cls) not in known:
+            known[id(cls)] = _answers_of(cls)
         found = DTensorLayers(
             name=self.path,
-            type=class_name(type(self.tensor)),
+            type=class_name(cls),
             wrapper=self.is_wrapper,
             state=self.state,
             states=self.states,
@@ -141,23 +148,37 @@ class Body(NamedTuple):
             local=local,
             alias=alias,
             buffers=tuple(buffers),
-            says=tuple(self._says()),
+            says=tuple(
+                Said(attribute=name, value=None if of is None else self._fact(of, name), by=by)
+                for name, of, by in known[id(cls)]
+            ),
         )
         return found, reads
 
-    def _says(self) -> Iterator[Said]:
-        """Tell what Python code answers for the tensor, and from where; none of it is run."""
-        cls = type(self.tensor)
-        asks_class = _has_torch_function(cls)
-        for name in _ANSWERS:
-            owner, found = _definition(cls, name)
-            if owner in mro(torch.Tensor):
-                by = f"{class_name(cls)}.__torch_function__" if asks_class else "the body"
-                yield Said(attribute=name, value=None if asks_class else _fact(self.record, name), by=by)
-            elif _passes_on(found, name) and self.local_record is not None:
-                yield Said(attribute=name, value=_fact(self.local_record, name), by="_local_tensor")
-            else:
-                yield Said(attribute=name, value=None, by=f"{class_name(owner)}.{name}")
+    def _fact(self, of: str, name: str) -> str | None:
+        record = self.record if of == "body" else self.local_record
+        return None if record is None else _fact(record, name)
+
+
+Answers = tuple[tuple[str, str | None, str], ...]
+"""What Python code answers for objects of a class: the attribute, the tensor it is taken from where that is known
+without running code, who answers."""
+
+
+def _answers_of(cls: type) -> Answers:
+    """Tell what Python code answers for objects of a class, and from where; none of it is run."""
+    found: list[tuple[str, str | None, str]] = []
+    asks_class = _has_torch_function(cls)
+    for name in _ANSWERS:
+        owner, definition = _definition(cls, name)
+        if owner in mro(torch.Tensor):
+            by = f"{class_name(cls)}.__torch_function__" if asks_class else "the body"
+            found.append((name, None if asks_class else "body", by))
+        elif _passes_on(definition, name):
+            found.append((name, "local", "_local_tensor"))
+        else:
+            found.append((name, None, f"{class_name(owner)}.{name}"))
+    return tuple(found)
 
 
 def is_dtensor(tensor: object) -> bool:
@@ -202,6 +223,12 @@ def bodies_of(
     return found
 
 
+def reread(body: Body) -> Body:
+    """Read a DTensor again whose body was exchanged; its local tensor, and what is around it, are as they were."""
+    states = list(C.dtensor_states(body.tensor))
+    return body._replace(record=C.read(body.tensor, 3), states=_with_surroundings(body, states))
+
+
 _AFTER_MEMORY = frozenset(
     {"LOCAL_NONLEAF", "LOCAL_INFERENCE", "VERSION_SPLIT", "REQUIRES_GRAD", "PENDING", "OK", "HELD", "FLAT", "EMPTY"}
 )
@@ -209,13 +236,16 @@ _AFTER_MEMORY = frozenset(
 
 def _with_surroundings(body: Body, states: list[str]) -> tuple[str, ...]:
     """Put in their place the states that only what is around a DTensor shows."""
-    more = []
-    if any(one.is_detached for one in body.sharding) or body.replaced_in:
-        more.append("DETACHED")
-    if any(_is_stale(one, body.local_record) for one in body.sharding):
-        more.append("COMM_STALE")
+    more = ["DETACHED"] if body.replaced_in else []
+    for one in body.sharding:
+        if one.is_detached and not more:
+            more.append("DETACHED")
+        if _is_stale(one, body.local_record):
+            more.append("COMM_STALE")
     if more:
         states = [state for state in states if state not in ("OK", "PENDING")]
+    else:
+        return tuple(states)
     at = next((number for number, state in enumerate(states) if state in _AFTER_MEMORY), len(states))
     return (*states[:at], *more, *states[at:])
 
@@ -235,18 +265,22 @@ def _same_storage(one: Any, other: Any) -> bool:
 
 def sharding_states(modules: Iterable[Modules]) -> list[ShardingState]:
     """Find what frameworks keep of sharded parameters: in the hooks by which they follow a load."""
-    found: dict[int, ShardingState] = {}
+    modules = list(modules)
+    states: list[tuple[Any, Any, str]] = []
+    for one in modules:
+        for path, module in one.hooked():
+            hooks = (C.instance_dict(module) or {}).get("_load_state_dict_post_hooks") or {}
+            states += ((state, module, path) for hook in hooks.values() if (state := _state_in(hook)) is not None)
+    if not states:
+        return []
     paths: dict[int, str] = {}
     for one in modules:
         for path, module in one.items():
             paths.setdefault(id(module), path)
-    for one in modules:
-        for path, module in one.items():
-            for hook in ((C.instance_dict(module) or {}).get("_load_state_dict_post_hooks") or {}).values():
-                state = _state_in(hook)
-                if state is None or id(state) in found:
-                    continue
-                found[id(state)] = _sharding_state(state, module, path, paths)
+    found: dict[int, ShardingState] = {}
+    for state, module, path in states:
+        if id(state) not in found:
+            found[id(state)] = _sharding_state(state, module, path, paths)
     return list(found.values())
 
 

@@ -21,7 +21,7 @@ from tensorplay.classes import class_name, derives
 from tensorplay.errors import Reason, RepairRefused
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import DTensorLayers, Finding, RepairPlan
-from tensorplay.modules import Modules, orphans_of
+from tensorplay.modules import Modules, collection_paused, orphans_of
 from tensorplay.repairs import Attempt, Method, Options, Places, reasons_of
 from tensorplay.reports import Read, Report
 from tensorplay.rules.registry import body_rules
@@ -127,7 +127,8 @@ class Repair(Report):
     @property
     def plans(self) -> tuple[RepairPlan, ...]:
         """What was to be done with each, every check with its result, and the outcome."""
-        return self.document.repairs
+        plans: tuple[RepairPlan, ...] = self._fields["repairs"] if self._document is None else self._document.repairs
+        return plans
 
     @property
     def repaired(self) -> list[str]:
@@ -187,8 +188,9 @@ def _findings(bodies: Sequence[Body]) -> list[Finding]:
 
 def _layers(bodies: Iterable[Body]) -> tuple[tuple[DTensorLayers, ...], list[Read]]:
     layers, reads = [], []
+    known: dict[int, Any] = {}
     for body in bodies:
-        found, records = body.layers()
+        found, records = body.layers(known)
         layers.append(found)
         reads += records
     return tuple(layers), reads
@@ -289,6 +291,20 @@ def _repaired(
     dry_run: bool,
     caller: Caller,
 ) -> Repair:
+    with collection_paused():
+        return _repair_all(x, options, optimizer, registered_in, partial=partial, dry_run=dry_run, caller=caller)
+
+
+def _repair_all(
+    x: object,
+    options: Options,
+    optimizer: object,
+    registered_in: object,
+    *,
+    partial: bool,
+    dry_run: bool,
+    caller: Caller,
+) -> Repair:
     bodies = _bodies(x, "repair", caller)
     plain = [body for body in bodies if body.is_plain]
     if plain:
@@ -331,9 +347,7 @@ def _apply(attempts: Sequence[Attempt], partial: bool) -> None:
 
 def _report(attempts: Sequence[Attempt], caller: Caller) -> Repair:
     """Read anew what was repaired, and say what is still wrong."""
-    after = bodies_of([(attempt.body.path, attempt.body.tensor) for attempt in attempts])
-    sharding = {attempt.body.path: attempt.body for attempt in attempts}
-    bodies = [body._replace(sharding=sharding[body.path].sharding) for body in after]
+    bodies = [attempt.body_now() for attempt in attempts]
     layers, reads = _layers(bodies)
     selection = select_findings(_findings(bodies), caller=caller, config=lenient_config(caller))
     return Repair(
@@ -388,7 +402,7 @@ class _Places:
         ]
         on_meta = [name for name, one, _ in self._optimizers if _has_meta_state(one, body.tensor)]
         return Places(
-            registrations=tuple({(id(one[0]), one[1]): one for one in self._tables.get(number, ())}.values()),
+            registrations=tuple(self._tables.get(number, ())),
             missing_in=tuple(missing) if not self._is_model or len(missing) < len(self._modules) else (),
             checked_modules=self._is_checked,
             checked_optimizers=bool(self._optimizers),

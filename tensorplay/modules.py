@@ -160,6 +160,10 @@ class Modules:
         """Answer the modules with their paths, which end in a dot."""
         return ((path, module) for path, module, _ in self._modules if module is not None)
 
+    def hooked(self) -> Iterator[tuple[str, Any]]:
+        """Answer those that have hooks of loading."""
+        return ((path, module) for path, module, has_hooks in self._modules if has_hooks and module is not None)
+
     def each(self) -> Iterator[Any]:
         """Answer the modules."""
         return (module for _, module in self.items())

@@ -14,7 +14,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 import torch
 
-from tensorplay.bodies import Body
+from tensorplay.bodies import Body, reread
 from tensorplay.classes import derives, mro, namespace
 from tensorplay.errors import Reason
 from tensorplay.layers import CheckResult, RepairCheck, RepairPlan
@@ -228,6 +228,12 @@ class Attempt:
         self._donor = None
         self.plan = msgspec.structs.replace(self.plan, outcome="taken back" if done else "repaired", after=None)
 
+    def body_now(self) -> Body:
+        """Read the body anew, where it was exchanged; what is around it is as it was."""
+        if self.plan.outcome != "repaired":
+            return self.body
+        return reread(self.body)
+
     def close(self) -> None:
         """Let the old body go."""
         self._donor = None
@@ -238,21 +244,17 @@ def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
     checks: list[RepairCheck] = []
 
     def check(name: str, result: CheckResult, found: str = "") -> None:
-        wrong = result in ("refused", "reported")
-        checks.append(
-            RepairCheck(name=name, result=result, found=found, reason=_reason(name, found) if wrong else None)
-        )
+        checks.append(_CHECKS[name, result, found])
 
     def holds(name: str, fact: bool, found: str = "", otherwise: CheckResult = "refused") -> None:
-        check(name, "passed" if fact else otherwise, found)
+        checks.append(_CHECKS[(name, "passed", "") if fact else (name, otherwise, found)])
 
     holds("local-present", body.local is not None)
     is_needed = False
     if body.local is not None:
         whole = options.method == "public"
         _, is_needed, native = C.plan_repair(body.tensor, options.wanted, options.hooks, options.grad, whole)
-        for name, result, found in native:
-            check(name, cast("CheckResult", result), found)
+        checks += map(_CHECKS.__getitem__, cast("list[tuple[str, CheckResult, str]]", native))
     if options.method == "impl":
         holds("exchange-known", C.KNOWS_EXCHANGE)
     else:
@@ -297,6 +299,21 @@ def reasons_of(plans: Sequence[RepairPlan]) -> list[Reason]:
         for check in plan.checks
         if check.result == "refused"
     ]
+
+
+class _Checks(dict[tuple[str, CheckResult, str], RepairCheck]):
+    """Checks by name, result and what was read: most are the same for every DTensor."""
+
+    def __missing__(self, key: tuple[str, CheckResult, str]) -> RepairCheck:
+        name, result, found = key
+        wrong = result in ("refused", "reported")
+        check = RepairCheck(name=name, result=result, found=found, reason=_reason(name, found) if wrong else None)
+        if not wrong:
+            self[key] = check
+        return check
+
+
+_CHECKS = _Checks()
 
 
 def _reason(name: str, found: str) -> str:
