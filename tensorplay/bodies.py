@@ -27,6 +27,7 @@ __all__ = [
     "Body",
     "ShardingState",
     "bodies_of",
+    "dimension_of",
     "is_dtensor",
     "is_sharding_state",
     "reread",
@@ -332,13 +333,23 @@ def _takes_nothing_anew(state: Any) -> bool:
     return not lazily or C.own_value(state, "_param_fqn") is not None
 
 
+def _is_torchs_own(cls: type) -> bool:
+    return cls.__module__.startswith("torch.distributed.tensor")
+
+
+def dimension_of(placement: Any) -> Any:
+    """Answer the tensor's dimension that a placement shards; None where it names none."""
+    if _is_torchs_own(type(placement)):
+        return getattr(placement, "dim", None)  # in C++ where torch has it there
+    return C.own_value(placement, "dim")
+
+
 def _placement_text(placement: Any) -> str:
     """Write a placement as its class would; one of a class of its own by its name and dimension."""
     cls = type(placement)
-    dim = C.own_value(placement, "dim")
-    reduce_op = C.own_value(placement, "reduce_op")
-    if cls.__module__.startswith("torch.distributed.tensor"):
-        return str(placement) if dim is None and reduce_op is None else repr(placement)
+    if _is_torchs_own(cls):
+        return repr(placement)
+    dim = dimension_of(placement)
     return f"{class_name(cls)}({'' if type(dim) is not int else f'dim={dim}'})"
 
 

@@ -14,7 +14,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 import torch
 
-from tensorplay.bodies import Body, reread
+from tensorplay.bodies import Body, dimension_of, reread
 from tensorplay.classes import derives, mro, namespace
 from tensorplay.errors import Reason
 from tensorplay.layers import CheckResult, RepairCheck, RepairPlan
@@ -281,10 +281,8 @@ def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
     else:
         check("buffer", "not checked")
     refused = any(one.result == "refused" for one in checks)
-    if body.state == "PENDING":
-        outcome = "pending"
-    elif not is_needed and body.local is not None:
-        outcome = "unchanged"
+    if not is_needed and body.local is not None:
+        outcome = "pending" if body.state == "PENDING" else "unchanged"
     else:
         outcome = "refused" if refused else "planned"
     return RepairPlan(name=body.path, method=options.method, state=body.state, checks=tuple(checks), outcome=outcome)
@@ -337,7 +335,7 @@ def _wrong_placement(body: Body) -> str | None:
         return None
     dims = len(body.local_record.impl.shape or ())
     for placement in placements:
-        dim = C.own_value(placement, "dim")
+        dim = dimension_of(placement)
         if type(dim) is int and not -max(dims, 1) <= dim < max(dims, 1):
             return f"{type(placement).__name__}({dim}) of a tensor with {dims} dimensions"
     mesh = _mesh_dimensions(body.mesh)

@@ -97,7 +97,9 @@ class Relating {
       if (!form_.is_wrapper) found(DtensorState::kWrapperNoData);
       return false;
     }
-    return local_.has_storage && local_.has_geometry();
+    const bool has_layers = local_.has_storage && local_.has_geometry();
+    if (!has_layers && !form_.is_wrapper) found(DtensorState::kLocalSparse);  // a nested tensor, as well
+    return has_layers;
   }
 
   void compare_devices() {
@@ -181,9 +183,8 @@ std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& loc
 }
 
 bool is_mended_by_exchange(const std::vector<DtensorState>& states) {
-  return std::any_of(states.begin(), states.end(), [](DtensorState state) {
-    return state >= DtensorState::kFreed && state <= DtensorState::kStride;
-  });
+  return std::any_of(states.begin(), states.end(),
+                     [](DtensorState state) { return state <= DtensorState::kStride; });
 }
 
 bool is_mended_by_donor(const std::vector<DtensorState>& states) {

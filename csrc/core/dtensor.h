@@ -50,7 +50,8 @@ struct DtensorForm {
 // Worst first; never empty.
 std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& local, DtensorForm form);
 
-// Of a dense body: whether exchanging its impl for an alias of the local tensor would put something right.
+// Of a dense body: whether exchanging its impl for an alias of the local tensor would put something right, but
+// for what stands against it.
 bool is_mended_by_exchange(const std::vector<DtensorState>& states);
 
 // Of a wrapper: whether a whole DTensor made from the local tensor would put something right in its place.

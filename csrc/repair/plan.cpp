@@ -57,6 +57,7 @@ class Planning {
   Plan plan() {
     plan_.states = relate(body_, local_, {object_.is_wrapper, object_.is_parameter});
     plan_.is_needed = is_wrapper() ? is_mended_by_donor(plan_.states) : is_mended_by_exchange(plan_.states);
+    if (!object_.local_is_own || object_.local_is_body || object_.local_is_dtensor) plan_.is_needed = true;
     check_kinds();
     if (!plan_.is_refused()) {
       check_body();
@@ -110,7 +111,8 @@ class Planning {
     if (grad && request_.migrate_grad) check_grad(*meta->grad_.unsafeGetTensorImpl());
     check("no-forward-grad", meta == nullptr || meta->fw_grad_ == nullptr);
     if (is_wrapper()) return;
-    report("storage-alone", !body_.has_storage || body_.storage.use_count == 1 || shares_storage() || is_meta(body_),
+    report("storage-alone",
+           !body_.has_storage || body_.storage.use_count == 1 || shares_storage() || is_meta(body_),
            count_text(body_.storage.use_count));
   }
 
