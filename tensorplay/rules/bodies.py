@@ -78,11 +78,7 @@ class _StateRule(BodyRule):
 
 
 def _side(record: Any) -> str:
-    if record is None:
-        return "none"
-    data = record.data
-    where = f" at {data.data_ptr:#x}" if data is not None and data.data_ptr else ""
-    return f"{describe(record)} on {record.impl.device}{where}"
+    return "none" if record is None else f"{describe(record)} on {record.impl.device}"
 
 
 def _facts(body: Body) -> dict[str, Any]:
