@@ -184,7 +184,8 @@ def relation_picture(document: Document, found: DTensorLayers, name: Names | Non
                 [
                     f"{name('I', impl.address)} {describe(record)}",
                     f"{impl.device}, offset {impl.storage_offset}",
-                    f"version {name('V', impl.version_counter)}, requires_grad {impl.requires_grad}",
+                    f"version {name('V', impl.version_counter)}",
+                    "requires grad" if impl.requires_grad else "no grad",
                 ],
                 is_odd,
             ),
