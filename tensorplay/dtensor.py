@@ -168,7 +168,7 @@ def verify(x: object, optimizer: object = None) -> Any:
     Raises:
         TypeError: x is neither, or optimizer no optimizer.
 
-    Cost: 30 microseconds a DTensor. Runs no operator, no hook and no property of a class, keeps no reference.
+    Cost: 15 microseconds a DTensor of a module; 150 for a single one, most of it for its name. Runs no operator, no hook and no property of a class, keeps no reference.
 
     Source: c10/core/TensorImpl.h ``storage_``, ``device_opt_``, ``version_counter_``; c10/core/StorageImpl.h; the
         object's dictionary and slots, torch 2.13 and 2.14.
@@ -261,7 +261,7 @@ def repair(
         TypeError: x is neither a DTensor nor a module, or an argument is of another type.
         ValueError: method or migrate names none there is.
 
-    Cost: 20 microseconds a DTensor for the checks and the exchange, and as much for the report.
+    Cost: 4 microseconds a DTensor for the checks, the exchange and its verification; 40 with the report.
 
     Source: torch/csrc/Module.cpp ``_swap_tensor_impl``, torch/utils/__init__.py ``swap_tensors``, torch 2.13 and 2.14.
     """
