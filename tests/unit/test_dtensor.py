@@ -297,6 +297,24 @@ def test_verifying_changes_nothing(state):
     assert [facts_of(one) for one in (tensor, local) if one is not None] == before
 
 
+def test_no_operator_runs():
+    ran = []
+
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            ran.append(func)
+            return func(*args, **(kwargs or {}))
+
+    tensors = [make("cpu") for make in STATES.values()]
+    plan = broken()
+    with Count():
+        for tensor in tensors:
+            dtensor.verify(tensor).to_json()
+        C.plan_repair(plan, None, True, True, True)
+
+    assert ran == []
+
+
 # -- models -------------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ def probe(x: torch.Tensor) -> None:
     tp.compare(x, x).to_json()
     tp.list_shared_storages({"x": x}).to_json()
     tp.list_shared_storages().to_json()
+    tp.dtensor.verify(x).to_json()
 
 
 def ask_everything(x: torch.Tensor) -> None:
@@ -77,10 +78,22 @@ def make_leaf_with_grad() -> torch.Tensor:
     return x
 
 
+class Sharded(torch.Tensor):
+    """A DTensor over an ordinary body."""
+
+
+def make_dtensor() -> torch.Tensor:
+    local = torch.randn(3)
+    x = torch.Tensor._make_subclass(Sharded, local)
+    x._local_tensor = local
+    return x
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: torch.randn(3),
+        make_dtensor,
         make_view,
         make_non_leaf,
         make_leaf_with_grad,
