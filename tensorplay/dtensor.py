@@ -168,7 +168,8 @@ def verify(x: object, optimizer: object = None) -> Any:
     Raises:
         TypeError: x is neither, or optimizer no optimizer.
 
-    Cost: 15 microseconds a DTensor of a module; 150 for a single one, most of it for its name. Runs no operator, no hook and no property of a class, keeps no reference.
+    Cost: 15 microseconds a DTensor of a module; 150 for a single one, most of it for its name. Runs no operator,
+        no hook and no property of a class, keeps no reference.
 
     Source: c10/core/TensorImpl.h ``storage_``, ``device_opt_``, ``version_counter_``; c10/core/StorageImpl.h; the
         object's dictionary and slots, torch 2.13 and 2.14.

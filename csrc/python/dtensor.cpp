@@ -1,6 +1,7 @@
 #include "dtensor.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 // python_variable.h brings PyTorch's own Python.h.
 #include <structmember.h>
@@ -170,6 +171,7 @@ PyObject* data_alias(PyObject*, PyObject* object) {
     const bool dense = facts.kind == Kind::kStrided || facts.kind == Kind::kMeta;
     // Python's own key would have the class's operators make it.
     if (!dense || facts.impl.is_inference || facts.impl.keys.has(c10::DispatchKey::Python)) return none();
+    const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python);
     const at::Tensor alias(impl.shallow_copy_and_detach(c10::VariableVersion(0), false));
     return make_record(alias, nullptr, 0);
   });
