@@ -12,6 +12,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 
 # isort: split
 from tensorplay.layers import WITH_MEMORY, WRAPPERS, TensorRecord, Unread
+from tensorplay.mixed import Mixture, mixtures_of
 from tensorplay.modules import Modules, Orphans, Slot, held_by, orphans_of
 from tensorplay.reports import Read
 from tensorplay.storages import region
@@ -682,6 +683,11 @@ class ModelState:
     def ties(self) -> list[Tie]:
         """What is registered under several names."""
         return ties_of(self.slots)
+
+    @functools.cached_property
+    def mixtures(self) -> list[Mixture]:
+        """Modules with plain tensors among their DTensors."""
+        return mixtures_of(self.modules)
 
     @functools.cached_property
     def parameter_bytes(self) -> dict[int, int]:

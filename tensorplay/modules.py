@@ -176,6 +176,11 @@ class Modules:
         for listed in lists_in(own):
             listed[:] = [tensor if one is slot.tensor else one for one in listed]
 
+    def module_of(self, slot: Slot) -> tuple[str, Any]:
+        """Answer the module that has an entry, and its path before it."""
+        path, module, _ = self._modules[slot.module]
+        return path, module
+
     def place_of(self, key: str) -> tuple[int, str]:
         """Answer the module that has a key's entry, which may be there under several paths, and the entry's name."""
         path, dot, name = key.rpartition(".")
