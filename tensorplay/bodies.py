@@ -7,6 +7,7 @@ local tensor's storage. Nothing of the class is run: no property, no hook, no op
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ __all__ = [
     "dimension_of",
     "is_dtensor",
     "is_sharding_state",
+    "placements_in",
+    "placements_of",
     "reread",
     "sharding_states",
 ]
@@ -102,12 +105,10 @@ class Body(NamedTuple):
     @property
     def placements(self) -> str | None:
         """How it lies on the mesh, as the class would print it."""
-        placements = C.own_value(self.tensor, "_placements")
-        if placements is None:
-            placements = C.own_value(C.own_value(self.tensor, "_spec"), "placements")
-        if type(placements) not in (tuple, list):
+        placements = placements_of(self.tensor)
+        if not placements:
             return None
-        return f"({', '.join(map(_placement_text, placements))}{',' if len(placements) == 1 else ''})"
+        return f"({', '.join(placements)}{',' if len(placements) == 1 else ''})"
 
     @property
     def mesh(self) -> Any:
@@ -333,24 +334,38 @@ def _takes_nothing_anew(state: Any) -> bool:
     return not lazily or C.own_value(state, "_param_fqn") is not None
 
 
+def placements_in(tensor: Any) -> tuple[Any, ...]:
+    """Answer a DTensor's placements; empty where they are not known."""
+    placements = C.own_value(C.own_value(tensor, "_spec"), "placements")
+    if placements is None:
+        placements = C.own_value(tensor, "_placements")
+    return tuple(placements) if type(placements) in (tuple, list) else ()
+
+
+def placements_of(tensor: Any) -> tuple[str, ...]:
+    """Answer the placements of a DTensor of any library, as repr() says each; empty where they are not known."""
+    return tuple(map(_placement_text, placements_in(tensor)))
+
+
 def _is_torchs_own(cls: type) -> bool:
-    return cls.__module__.startswith("torch.distributed.tensor")
+    known = sys.modules.get("torch.distributed.tensor.placement_types")
+    return known is not None and vars(known).get(class_name(cls)) is cls
 
 
-def dimension_of(placement: Any) -> Any:
+def dimension_of(placement: Any) -> int | None:
     """Answer the tensor's dimension that a placement shards; None where it names none."""
     if _is_torchs_own(type(placement)):
-        return getattr(placement, "dim", None)  # in C++ where torch has it there
-    return C.own_value(placement, "dim")
+        dim = getattr(placement, "dim", None)  # in C++ where torch has it there
+        return dim if type(dim) is int else None
+    return next((dim for name in ("dim", "_dim") if type(dim := C.own_value(placement, name)) is int), None)
 
 
 def _placement_text(placement: Any) -> str:
     """Write a placement as its class would; one of a class of its own by its name and dimension."""
-    cls = type(placement)
-    if _is_torchs_own(cls):
+    if _is_torchs_own(type(placement)):
         return repr(placement)
     dim = dimension_of(placement)
-    return f"{class_name(cls)}({'' if type(dim) is not int else f'dim={dim}'})"
+    return f"{class_name(type(placement))}({'' if dim is None else f'dim={dim}'})"
 
 
 def _definition(cls: type, name: str) -> tuple[type, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator, Sequence
-from types import FunctionType
 from typing import Any, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -14,16 +11,16 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
+from tensorplay.bodies import placements_of, sharding_states
 from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import WRAPPERS
 from tensorplay.modules import Modules, Slot
 
-__all__ = ["Distributed", "Mixture", "mixtures_of", "placements_of"]
+__all__ = ["Distributed", "Mixture", "mixtures_of"]
 
 _NEVER_DISTRIBUTED = frozenset({torch.Tensor, nn.Parameter})
 _MANAGED = "_is_fsdp_managed_module"
 """What fully_shard() notes at every module that it manages."""
-_PLACEMENT_TYPES = "torch.distributed.tensor.placement_types"
 
 
 class Distributed(NamedTuple):
@@ -114,13 +111,11 @@ class _Gathering:
 
     def __init__(self, modules: Sequence[Modules]) -> None:
         self._distributed_again: dict[tuple[int, str], bool] = {}
-        for one in modules:
-            for module in one.each():
-                for state in _sharding_states(C.instance_dict(module) or {}):
-                    # Under tensor parallelism it was a DTensor before, and is gathered to one.
-                    again = C.own_value(state, "is_dtensor") is True
-                    for place in _places_of(C.own_value(state, "_module_info")):
-                        self._distributed_again[place] = again
+        for one in sharding_states(modules):
+            # Under tensor parallelism it was a DTensor before, and is gathered to one.
+            again = C.own_value(one.state, "is_dtensor") is True
+            for place in _places_of(C.own_value(one.state, "_module_info")):
+                self._distributed_again[place] = again
 
     def makes_plain(self, module: Any, slot: Slot) -> bool:
         """Tell it of one entry; buffers are not gathered."""
@@ -132,36 +127,9 @@ class _Gathering:
         return not again
 
 
-def _sharding_states(own: dict[str, Any]) -> Iterator[Any]:
-    """Answer the objects that shard a module's parameters, which its hooks after loading refer to."""
-    hooks = own.get("_load_state_dict_post_hooks")
-    for hook in list(dict.values(hooks)) if isinstance(hooks, dict) else ():
-        for cell in (hook.__closure__ or ()) if type(hook) is FunctionType else ():
-            with contextlib.suppress(ValueError):  # not filled
-                yield cell.cell_contents
-
-
 def _places_of(info: Any) -> Iterator[tuple[int, str]]:
     """Answer the modules that have a sharded parameter, by identity, and its name in each."""
     modules, names = C.own_value(info, "shared_modules"), C.own_value(info, "shared_param_names")
     yield id(C.own_value(info, "module")), C.own_value(info, "param_name")
     if isinstance(modules, list) and isinstance(names, list):
         yield from zip(map(id, modules), names, strict=False)
-
-
-def placements_of(tensor: Any) -> tuple[str, ...]:
-    """Answer the placements of a DTensor of any library, as repr() says each; empty where they are not known."""
-    placements = C.own_value(C.own_value(tensor, "_spec"), "placements")
-    if placements is None:
-        placements = C.own_value(tensor, "_placements")
-    return tuple(map(_text_of, placements)) if isinstance(placements, (tuple, list)) else ()
-
-
-def _text_of(placement: Any) -> str:
-    cls = type(placement)
-    name = class_name(cls)
-    known = sys.modules.get(_PLACEMENT_TYPES)
-    if known is not None and vars(known).get(name) is cls:
-        return repr(placement)
-    dim = next((value for name in ("dim", "_dim") if type(value := C.own_value(placement, name)) is int), None)
-    return f"{name}()" if dim is None else f"{name}(dim={dim})"

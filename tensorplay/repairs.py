@@ -14,7 +14,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 import torch
 
-from tensorplay.bodies import Body, dimension_of, reread
+from tensorplay.bodies import Body, dimension_of, placements_in, reread
 from tensorplay.classes import derives, mro, namespace
 from tensorplay.errors import Reason
 from tensorplay.layers import CheckResult, RepairCheck, RepairPlan
@@ -328,15 +328,13 @@ _DIMENSIONS = ("_mesh_shape", "mesh_shape", "_shape", "shape", "_ndim", "ndim")
 
 def _wrong_placement(body: Body) -> str | None:
     """Say what of the placements does not fit; empty where all does, None where it cannot be known."""
-    placements = C.own_value(body.tensor, "_placements")
-    if placements is None:
-        placements = C.own_value(C.own_value(body.tensor, "_spec"), "placements")
-    if type(placements) not in (tuple, list) or body.local_record is None:
+    placements = placements_in(body.tensor)
+    if not placements or body.local_record is None:
         return None
     dims = len(body.local_record.impl.shape or ())
     for placement in placements:
         dim = dimension_of(placement)
-        if type(dim) is int and not -max(dims, 1) <= dim < max(dims, 1):
+        if dim is not None and not -max(dims, 1) <= dim < max(dims, 1):
             return f"{type(placement).__name__}({dim}) of a tensor with {dims} dimensions"
     mesh = _mesh_dimensions(body.mesh)
     if mesh is None:
