@@ -51,11 +51,12 @@ def model_of(count: int) -> tuple[nn.Module, list[Any]]:
 def run_one(results: Results, rounds: int) -> None:
     tensor = left_behind()
     names = {"C": C, "dtensor": tensorplay.dtensor, "tensor": tensor, "leave_behind": leave_behind}
-    names |= {"tensors": [tensor], "exchange_unchecked": exchange_unchecked}
+    names |= {"address": C.read(tensor).impl.address, "tensors": [tensor], "exchange_unchecked": exchange_unchecked}
     cases = [
         Case(
             "one parameter: every check, the exchange, its verification, and back",
-            "donor = C.apply_repair(tensor, None, False, False, ())[0]\nC.undo_repair(tensor, donor, False)",
+            "journal = []\nC.apply_repair(tensor, None, False, False, (), journal)\n"
+            "C.undo_repairs([(tensor, journal[0], address)], False)",
             names,
             ONE_TARGET_NS,
         ),

@@ -102,10 +102,9 @@ SIGNATURES = {
     ),
     "apply_repair": (
         "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, "
-        "registrations: tuple[tuple[Any, str | int], ...], trip: str = '', /) -> "
-        "tuple[torch.Tensor | None, str, str]"
+        "registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str]"
     ),
-    "undo_repair": "(tensor: torch.Tensor, donor: torch.Tensor, hooks: bool, /) -> bool",
+    "undo_repairs": "(done: list[tuple[Any, Any, int]], hooks: bool, /) -> bool",
     "repair_checks": "() -> list[str]",
     "count_nonfinite": "(tensor: torch.Tensor, /) -> tuple[int, int, int] | None",
     "same_values": "(a: torch.Tensor, b: torch.Tensor, /) -> bool | None",

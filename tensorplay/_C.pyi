@@ -421,8 +421,8 @@ class TensorRecord:
     def inner(self) -> tuple[tuple[str, TensorRecord], ...]:
         """(role, TensorRecord) of each tensor this one is made of."""
 
-def apply_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, registrations: tuple[tuple[Any, str | int], ...], trip: str = '', /) -> tuple[torch.Tensor | None, str, str]:
-    """Exchange the body for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (the object that has the old body now, or None; done, refused or taken back; the check). `trip` names a check to fail."""
+def apply_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str]:
+    """Exchange the body for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, refused or taken back; the check). The object that gets the old body is put into the list `journal` first. `trip` names a check to fail."""
 
 def buffer_of(object: object, /) -> tuple[int, int] | None:
     """Answer address and bytes of the buffer a built-in object has now, or None."""
@@ -565,8 +565,8 @@ def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | Non
 def storage_nbytes(tensors: list[Any], /) -> int:
     """Sum up the bytes of some tensors' storages, each once, as far as they are known."""
 
-def undo_repair(tensor: torch.Tensor, donor: torch.Tensor, hooks: bool, /) -> bool:
-    """Exchange back what apply_repair() exchanged."""
+def undo_repairs(done: list[tuple[Any, Any, int]], hooks: bool, /) -> bool:
+    """Exchange back what apply_repair() exchanged: (tensor, donor, address of the old impl) of each. Answer whether all could be."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:
     """Answer (node, output, arguments, shape) of each node from a view's base to the view, or nothing."""

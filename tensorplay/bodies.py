@@ -35,6 +35,7 @@ __all__ = [
     "placements_of",
     "reread",
     "sharding_states",
+    "with_sharded",
 ]
 
 _PLAIN = (torch.Tensor, nn.Parameter)
@@ -219,7 +220,7 @@ def bodies_of(
         of_it = tuple({id(one.state): one for one in (*known.get(id(tensor), ()), *by_path.get(path, ()))}.values())
         record = C.read(tensor, 2 + observer_refs)
         local_record = None if local is None else C.read(local, 3)
-        states = ["NO_LOCAL"] if local is None else list(C.dtensor_states(tensor))
+        states = ["NO_LOCAL"] if local is None or local is tensor else list(C.dtensor_states(tensor))
         body = Body(path, tensor, record, is_wrapper, local, local_record, (), of_it, tuple(replaced.get(path, ())))
         found.append(body._replace(states=_with_surroundings(body, states)))
     return found
@@ -298,6 +299,14 @@ def _state_in(hook: Any) -> Any:
             except ValueError:  # not yet filled
                 continue
     return next((one for one in candidates if is_sharding_state(one)), None)
+
+
+def with_sharded(pairs: Iterable[tuple[str, Any]], sharding: Iterable[ShardingState]) -> list[tuple[str, Any]]:
+    """Add to what is registered the sharded parameters that are put aside while their modules have gathered ones."""
+    found = list(pairs)
+    known = {id(tensor) for _, tensor in found}
+    found += ((one.path, one.parameter) for one in sharding if not one.is_sharded and id(one.parameter) not in known)
+    return [pair for pair in found if C.is_tensor(pair[1])]
 
 
 def is_sharding_state(obj: object) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -15,14 +17,14 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 from torch import nn
 
-from tensorplay.bodies import Body, bodies_of, is_dtensor, is_sharding_state, sharding_states
+from tensorplay.bodies import Body, bodies_of, is_dtensor, is_sharding_state, sharding_states, with_sharded
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.errors import Reason, RepairRefused
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import DTensorLayers, Finding, RepairPlan
 from tensorplay.modules import Modules, collection_paused, orphans_of
-from tensorplay.repairs import Attempt, Method, Options, Places, reasons_of
+from tensorplay.repairs import Attempt, Method, Options, Places, reasons_of, undo
 from tensorplay.reports import Read, Report
 from tensorplay.rules.registry import body_rules
 from tensorplay.selection import lenient_config, select_findings
@@ -42,6 +44,15 @@ __all__ = [
 
 _LOG = logging.getLogger("tensorplay")
 _FAULTLESS = ("OK", "PENDING")
+_REPAIRING = threading.RLock()
+
+
+def _unlock_after_fork() -> None:
+    global _REPAIRING
+    _REPAIRING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 class Verification(Report):
@@ -197,11 +208,11 @@ def _layers(bodies: Iterable[Body]) -> tuple[tuple[DTensorLayers, ...], list[Rea
     return tuple(layers), reads
 
 
-def _bodies(x: object, call: str, caller: Caller, optimizer: object = None) -> list[Body]:
+def _bodies(x: object, call: str, caller: Caller, optimizer: object = None, *, name: str | None = None) -> list[Body]:
     """Read the DTensors of what was handed in."""
     optimizers = named_optimizers(optimizer, caller, f"dtensor.{call}", 1)
     if C.is_tensor(x):
-        name = caller.argument("x", 0)
+        name = name or caller.argument("x", 0)
         found = bodies_of([(name, x)])
         if not found:
             record = C.read(x, 4)
@@ -211,7 +222,8 @@ def _bodies(x: object, call: str, caller: Caller, optimizer: object = None) -> l
         raise TypeError(f"dtensor.{call}() takes a tensor or a module, got {class_name(type(x))}")
     modules = Modules(x)
     orphans = orphans_of(optimizers, modules.slots) if optimizers else []
-    return bodies_of(_each_once(modules), sharding_states([modules]), orphans)
+    sharding = sharding_states([modules])
+    return bodies_of(with_sharded(_each_once(modules), sharding), sharding, orphans)
 
 
 def _each_once(modules: Modules) -> list[tuple[str, Any]]:
@@ -276,10 +288,23 @@ def _options(method: str, requires_grad: object, migrate: object) -> Options:
         raise ValueError(f"repair(method=) takes 'impl' or 'public', got {method!r}")
     if requires_grad not in ("keep", True, False) or type(requires_grad) not in (str, bool):
         raise TypeError(f"repair(requires_grad=) takes 'keep', True or False, got {requires_grad!r}")
-    named = (migrate,) if isinstance(migrate, str) else tuple(migrate)  # type: ignore[arg-type]
+    if not isinstance(migrate, (str, list, tuple, set, frozenset)):
+        raise TypeError(f"repair(migrate=) takes 'hooks', 'grad' or both in a tuple, got {class_name(type(migrate))}")
+    named = (migrate,) if isinstance(migrate, str) else tuple(migrate)
     if unknown := [name for name in named if name not in ("hooks", "grad")]:
         raise ValueError(f"repair(migrate=) takes 'hooks' and 'grad', got {unknown[0]!r}")
     return Options(method, requires_grad, "hooks" in named, "grad" in named)  # type: ignore[arg-type]
+
+
+_OPTIONS = ("method", "optimizer", "registered_in", "requires_grad", "migrate", "partial", "dry_run")
+
+
+def _checked_options(call: str, options: dict[str, Any]) -> Options:
+    """Check repair()'s options ahead of what comes before it."""
+    if unknown := [name for name in options if name not in _OPTIONS]:
+        raise TypeError(f"dtensor.{call}() has no argument {unknown[0]!r}; repair() has {', '.join(_OPTIONS)}")
+    _modules_in(options.get("registered_in", ()))
+    return _options(options.get("method", "impl"), options.get("requires_grad", "keep"), options.get("migrate", ()))
 
 
 def _repaired(
@@ -291,9 +316,13 @@ def _repaired(
     partial: bool,
     dry_run: bool,
     caller: Caller,
+    name: str | None = None,
 ) -> Repair:
-    with collection_paused():
-        return _repair_all(x, options, optimizer, registered_in, partial=partial, dry_run=dry_run, caller=caller)
+    # Two threads that repair one model would each see half of what the other does.
+    with _REPAIRING, collection_paused():
+        return _repair_all(
+            x, options, optimizer, registered_in, partial=partial, dry_run=dry_run, caller=caller, name=name
+        )
 
 
 def _repair_all(
@@ -305,8 +334,9 @@ def _repair_all(
     partial: bool,
     dry_run: bool,
     caller: Caller,
+    name: str | None,
 ) -> Repair:
-    bodies = _bodies(x, "repair", caller)
+    bodies = _bodies(x, "repair", caller, name=name)
     plain = [body for body in bodies if body.is_plain]
     if plain:
         raise TypeError(
@@ -326,22 +356,19 @@ def _apply(attempts: Sequence[Attempt], partial: bool) -> None:
     """Exchange all or none, or where it is partial those that can be."""
     if any(attempt.plan.outcome == "refused" for attempt in attempts) and not partial:
         return
-    done: list[Attempt] = []
+    is_complete = partial
     try:
         for attempt in attempts:
-            if not attempt.is_open:
-                continue
-            attempt.apply()
-            if attempt.plan.outcome == "repaired":
-                done.append(attempt)
-            elif not partial:
-                break
+            if attempt.is_open:
+                attempt.apply()
+                if attempt.plan.outcome != "repaired" and not partial:
+                    break
         else:
-            done = []
+            is_complete = True
     finally:
         # Also where an exception passes, as KeyboardInterrupt.
-        for attempt in reversed(done if not partial else []):
-            attempt.undo()
+        if not is_complete:
+            undo(attempts)
         for attempt in attempts:
             attempt.close()
 
@@ -381,6 +408,16 @@ class _Places:
                             self._tables.setdefault(id(tensor), []).append((table, name))
             self._in_module.append(have)
         self._is_model = is_model
+        self._strangers = tuple(
+            class_name(type(module))
+            for module, have in zip(self._modules, self._in_module[1:], strict=False)
+            if is_model and not have & self._in_module[0]
+        )
+        if is_model:
+            for state in sharding_states([Modules(x)]):
+                fields = C.instance_dict(state.state)
+                if fields is not None and C.is_tensor(state.parameter):
+                    self._tables.setdefault(id(state.parameter), []).append((fields, "sharded_param"))
         self._optimizers = [(name, one, self._held_by(one)) for name, one in optimizers]
 
     def _held_by(self, optimizer: Any) -> set[int]:
@@ -397,14 +434,19 @@ class _Places:
     def of(self, body: Body) -> Places:
         """Answer where one is."""
         number = id(body.tensor)
-        asked = self._in_module[1:] if self._is_model else self._in_module
-        missing = [
-            class_name(type(module)) for module, have in zip(self._modules, asked, strict=True) if number not in have
-        ]
+        missing = (
+            self._strangers
+            if self._is_model
+            else tuple(
+                class_name(type(module))
+                for module, have in zip(self._modules, self._in_module, strict=True)
+                if number not in have
+            )
+        )
         on_meta = [name for name, one, _ in self._optimizers if _has_meta_state(one, body.tensor)]
         return Places(
             registrations=tuple(self._tables.get(number, ())),
-            missing_in=tuple(missing) if not self._is_model or len(missing) < len(self._modules) else (),
+            missing_in=missing,
             checked_modules=self._is_checked,
             checked_optimizers=bool(self._optimizers),
             not_held_by=tuple(name for name, _, have in self._optimizers if number not in have),
@@ -453,12 +495,7 @@ class repair_context:
         self._caller = Caller.at(sys._getframe(1))
         if not (C.is_tensor(model) or derives(type(model), nn.Module)):
             raise TypeError(f"dtensor.repair_context() takes a module or a DTensor, got {class_name(type(model))}")
-        known = {"method", "optimizer", "registered_in", "requires_grad", "migrate", "partial", "dry_run"}
-        if unknown := sorted(options.keys() - known):
-            raise TypeError(f"dtensor.repair_context() has no argument {unknown[0]!r}; repair() has {sorted(known)}")
-        self._checked = _options(
-            options.get("method", "impl"), options.get("requires_grad", "keep"), options.get("migrate", ())
-        )
+        self._checked = _checked_options("repair_context", options)
         self.report: Repair | None = None
         """What was done, after the end."""
 
@@ -513,7 +550,7 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
         options: as for repair().
 
     Raises:
-        TypeError: state is none.
+        TypeError, ValueError: state is none, or an option is wrong; nothing is done then.
         RepairRefused: as repair() does; the framework's own reset has been done then.
     """
     if not is_sharding_state(state):
@@ -521,15 +558,15 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
             f"dtensor.reset_sharded_param() takes a framework's sharding state, with sharded_param and "
             f"_sharded_param_data; got {class_name(type(state))}"
         )
+    settings = _checked_options("reset_sharded_param", options)
     (reset or state.reset_sharded_param)()
-    tensor = C.own_value(state, "sharded_param")
-    found = bodies_of([("sharded_param", tensor)])
-    if not found:
-        raise TypeError(f"the sharded_param of {class_name(type(state))} is no DTensor")
     name = C.own_value(C.own_value(state, "_module_info"), "param_name")
     name = name if type(name) is str and name else "sharded_param"
+    tensor = C.own_value(state, "sharded_param")
+    found = bodies_of([(name, tensor)])
+    if not found:
+        raise TypeError(f"the sharded_param of {class_name(type(state))} is no DTensor")
     caller = Caller.at(sys._getframe(1))
-    settings = _options(options.pop("method", "impl"), options.pop("requires_grad", "keep"), options.pop("migrate", ()))
     if found[0].is_wrapper and settings.method == "impl" and found[0].state in _FAULTLESS:
         _LOG.info("%s: %s, nothing to repair", name, found[0].state)
         return _report([Attempt(found[0], settings, Places())], caller)
@@ -537,11 +574,12 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
         report = _repaired(
             tensor,
             settings,
-            options.pop("optimizer", None),
-            options.pop("registered_in", ()),
-            partial=options.pop("partial", False),
-            dry_run=options.pop("dry_run", False),
+            options.get("optimizer"),
+            options.get("registered_in", ()),
+            partial=options.get("partial", False),
+            dry_run=options.get("dry_run", False),
             caller=caller,
+            name=name,
         )
     except RepairRefused as refused:
         _LOG.warning("%s: %s, not repaired: %s", name, found[0].state, refused)

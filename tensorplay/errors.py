@@ -45,6 +45,9 @@ class LoadRefused(TensorPlayError, RuntimeError):
         self.report = report
         """What was found, where the model and the state dict were compared."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.reasons, self.report)
+
 
 class Reason(str):
     """Why something was refused: what is wrong, and the way out, as one line."""
@@ -78,6 +81,9 @@ class RepairRefused(TensorPlayError, RuntimeError):
         self.reasons = reasons
         self.report = report
         """Every check of every DTensor, with its result."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.reasons, self.report)
 
 
 class TargetError(TensorPlayError):

@@ -19,7 +19,7 @@ from tensorplay.classes import derives, mro, namespace
 from tensorplay.errors import Reason
 from tensorplay.layers import CheckResult, RepairCheck, RepairPlan
 
-__all__ = ["REASONS", "Attempt", "Method", "Options", "plan_of", "reasons_of"]
+__all__ = ["REASONS", "Attempt", "Method", "Options", "plan_of", "reasons_of", "undo"]
 
 Method = Literal["impl", "public"]
 
@@ -140,7 +140,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "{found} Python weak references point at it, which torch.utils.swap_tensors does not allow",
         "use method='impl' where its body is no wrapper, or drop the references",
     ),
-    "donor": ("no donor of its class could be made: {found}", "make the DTensor anew"),
+    "donor": ("no donor of its class could be made", "make the DTensor anew"),
     "exchange": ("PyTorch refused the exchange", "tensorplay.dtensor.verify(p) shows its state"),
     "plan": ("what the plan rests on changed meanwhile", "repair again"),
     "hooks": (
@@ -190,7 +190,8 @@ class Attempt:
         self.options = options
         self.places = places
         self.plan = plan_of(body, options, places)
-        self._donor: Any = None
+        self._journal: list[Any] = []
+        """The donor, from before the exchange on."""
 
     @property
     def is_open(self) -> bool:
@@ -201,32 +202,38 @@ class Attempt:
         """Exchange and verify; on failure everything is as before, and the plan says so."""
         options = self.options
         if options.method == "impl":
-            self._donor, end, failed = C.apply_repair(
-                self.body.tensor, options.wanted, options.hooks, options.grad, self.places.registrations, trip
+            end, failed = C.apply_repair(
+                self.body.tensor,
+                options.wanted,
+                options.hooks,
+                options.grad,
+                self.places.registrations,
+                self._journal,
+                trip,
             )
         else:
-            self._donor, end, failed = _swap_whole(self.body, options, self.places, trip)
+            end, failed = _swap_whole(self.body, options, self.places, self._journal, trip)
         if end == "done":
             self.plan = msgspec.structs.replace(
                 self.plan, outcome="repaired", after=C.dtensor_states(self.body.tensor)[0]
             )
             return
-        reason = _reason(failed, failed) if failed in REASONS else _AFTER.format(found=failed)
+        self._journal.clear()
+        before = end == "refused" or failed == "hooks"
+        reason = _reason(failed, "") if before and failed in REASONS else _AFTER.format(found=failed)
         check = RepairCheck(name=failed, result="refused", found=failed, reason=reason)
         outcome = "refused" if end == "refused" else "taken back"
         self.plan = msgspec.structs.replace(self.plan, outcome=outcome, checks=(*self.plan.checks, check))
 
-    def undo(self) -> None:
-        """Exchange back."""
-        if self._donor is None:
-            return
-        if self.options.method == "impl":
-            done = C.undo_repair(self.body.tensor, self._donor, self.options.hooks)
-        else:
-            _swap(self.body.tensor, self._donor)
-            done = True
-        self._donor = None
-        self.plan = msgspec.structs.replace(self.plan, outcome="taken back" if done else "repaired", after=None)
+    @property
+    def exchanged(self) -> list[tuple[Any, Any, int]]:
+        """The object, the one that may have its old body, and the address of that; empty where nothing was begun."""
+        return [(self.body.tensor, donor, self.body.record.impl.address) for donor in self._journal[:1]]
+
+    def mark_taken_back(self) -> None:
+        """Say in the plan that it was exchanged back."""
+        if self.plan.outcome == "repaired":
+            self.plan = msgspec.structs.replace(self.plan, outcome="taken back", after=None)
 
     def body_now(self) -> Body:
         """Read the body anew, where it was exchanged; what is around it is as it was."""
@@ -236,7 +243,21 @@ class Attempt:
 
     def close(self) -> None:
         """Let the old body go."""
-        self._donor = None
+        self._journal.clear()
+
+
+def undo(attempts: Sequence[Attempt]) -> None:
+    """Exchange back all that was exchanged."""
+    exchanged = [entry for attempt in attempts for entry in attempt.exchanged]
+    options = attempts[0].options if attempts else Options()
+    if options.method == "impl":
+        C.undo_repairs(exchanged, options.hooks)
+    else:
+        for tensor, donor, before in reversed(exchanged):
+            if C.read(donor).impl.address == before:
+                _swap(tensor, donor)
+    for attempt in attempts:
+        attempt.mark_taken_back()
 
 
 def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
@@ -401,7 +422,7 @@ def _swap(one: Any, other: Any) -> None:
         torch.utils.swap_tensors(one, other)
 
 
-def _swap_whole(body: Body, options: Options, places: Places, trip: str) -> tuple[Any, str, str]:
+def _swap_whole(body: Body, options: Options, places: Places, journal: list[Any], trip: str) -> tuple[str, str]:
     """Exchange a DTensor for a whole donor, verify, and exchange back where a check does not hold."""
     p = body.tensor
     before = C.read(p)
@@ -415,13 +436,14 @@ def _swap_whole(body: Body, options: Options, places: Places, trip: str) -> tupl
         hooks = {name: getattr(torch._C.TensorBase, name).__get__(p) for name in _HOOKS} if options.hooks else {}
         donor = _donor_of(body, wanted)
         if type(donor) is not cls or C.read(donor).impl.device != local_before.impl.device or trip == "donor":
-            return None, "refused", "donor"
+            return "refused", "donor"
+        journal.append(donor)
         try:
             if trip == "exchange":
                 raise RuntimeError
             torch.utils.swap_tensors(p, donor)
         except RuntimeError:
-            return None, "refused", "exchange"
+            return "refused", "exchange"
         if grad is not None:
             torch._C.TensorBase.grad.__set__(p, grad)
         for name, registered in hooks.items():
@@ -449,13 +471,13 @@ def _swap_whole(body: Body, options: Options, places: Places, trip: str) -> tupl
     }
     failed = next((name for name, is_held in checks.items() if trip == name or not is_held()), None)
     if failed is None:
-        return donor, "done", ""
+        return "done", ""
     _swap(p, donor)
     for name, registered in hooks.items():
         if registered:
             with torch._C.DisableTorchFunction():
                 getattr(torch._C.TensorBase, name).__set__(p, registered)
-    return None, "taken back", failed
+    return "taken back", failed
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -394,9 +394,13 @@ bool need_registrations(PyObject* places) {
 }
 
 PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  const char* call = "apply_repair(tensor, requires_grad, hooks, grad, registrations, trip='')";
-  if (!need_arguments(count, 5, 6, call) || !need_registrations(args[4])) return nullptr;
-  const char* trip = count > 5 ? PyUnicode_AsUTF8(args[5]) : "";
+  const char* call = "apply_repair(tensor, requires_grad, hooks, grad, registrations, journal, trip='')";
+  if (!need_arguments(count, 6, 7, call) || !need_registrations(args[4])) return nullptr;
+  if (PyList_Check(args[5]) == 0) {
+    PyErr_SetString(PyExc_TypeError, "journal: a list");
+    return nullptr;
+  }
+  const char* trip = count > 6 ? PyUnicode_AsUTF8(args[6]) : "";
   if (trip == nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     Pair pair;
@@ -404,7 +408,7 @@ PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const repair::Request request = request_of(args);
     const repair::Plan plan = plan_of(pair, request);
     if (plan.is_refused() || !plan.is_needed || swap_function == nullptr) {
-      return Py_BuildValue("(Oss)", Py_None, "refused", "plan");
+      return Py_BuildValue("(ss)", "refused", "plan");
     }
     const bool requires_grad = request.requires_grad.value_or(pair.body->requires_grad());
     const Owned donor(THPVariable_Wrap(repair::make_donor(*pair.inside, requires_grad)));
@@ -414,25 +418,43 @@ PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
                             ? repair::wrong_with_donor(alias, *pair.inside, requires_grad)
                             : "donor-exact";
     if (std::string_view(trip).starts_with("donor")) wrong = trip;
-    if (wrong != nullptr) return Py_BuildValue("(Oss)", Py_None, "refused", wrong);
+    if (wrong != nullptr) return Py_BuildValue("(ss)", "refused", wrong);
+    // Before anything is done: whoever is interrupted right after it can take it back.
+    if (PyList_Append(args[5], donor.get()) != 0) return nullptr;
     ObjectHands hands(args[0], donor.get(), args[4]);
     const repair::Outcome outcome = repair::apply(hands, *pair.inside, request, trip);
-    if (outcome.end == repair::End::kDone) return Py_BuildValue("(Oss)", donor.get(), "done", "");
+    if (outcome.end == repair::End::kDone) return Py_BuildValue("(ss)", "done", "");
     const char* end = outcome.end == repair::End::kRefused ? "refused" : "taken back";
-    return Py_BuildValue("(Oss)", Py_None, end, outcome.check);
+    return Py_BuildValue("(ss)", end, outcome.check);
   });
 }
 
-PyObject* undo_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 3, 3, "undo_repair(tensor, donor, hooks)")) return nullptr;
+// All in one call, within which no signal's handler runs.
+PyObject* undo_repairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!need_arguments(count, 2, 2, "undo_repairs(done, hooks)")) return nullptr;
+  if (PyList_Check(args[0]) == 0) {
+    PyErr_SetString(PyExc_TypeError,
+                    "undo_repairs() takes a list of (tensor, donor, address of the old impl)");
+    return nullptr;
+  }
   return guarded([&]() -> PyObject* {
-    if (need_tensor(args[0]) == nullptr || need_tensor(args[1]) == nullptr) return nullptr;
     const Owned nowhere(PyTuple_New(0));
     if (nowhere == nullptr) return nullptr;
-    ObjectHands hands(args[0], args[1], nowhere.get());
-    bool done = hands.exchange();
-    if (done && args[2] == Py_True) done = hands.attach_hooks();
-    return boolean(done);
+    bool all = true;
+    for (Py_ssize_t i = PyList_GET_SIZE(args[0]); i-- > 0;) {
+      PyObject* tensor = nullptr;
+      PyObject* donor = nullptr;
+      unsigned long long before = 0;
+      if (PyArg_ParseTuple(PyList_GET_ITEM(args[0], i), "OOK", &tensor, &donor, &before) == 0) return nullptr;
+      const at::Tensor* held = need_tensor(donor);
+      if (need_tensor(tensor) == nullptr || held == nullptr) return nullptr;
+      if (reinterpret_cast<uint64_t>(held->unsafeGetTensorImpl()) != before)
+        continue;  // nothing was exchanged
+      ObjectHands hands(tensor, donor, nowhere.get());
+      const bool done = hands.exchange() && (args[1] != Py_True || hands.attach_hooks());
+      all = all && done;
+    }
+    return boolean(all);
   });
 }
 
@@ -469,13 +491,17 @@ PyMethodDef methods[] = {
      "one, and each check: (name, passed, refused, reported or not checked; "
      "what was read). Changes nothing."},
     {"apply_repair", fast_call(apply_repair), METH_FASTCALL,
-     "apply_repair(tensor, requires_grad, hooks, grad, registrations, trip='', /)\n--\n\nExchange the body "
-     "for an "
-     "alias of the local tensor, verify, and take it back where a check does not hold. Answer (the object "
-     "that has "
-     "the old body now, or None; done, refused or taken back; the check). `trip` names a check to fail."},
-    {"undo_repair", fast_call(undo_repair), METH_FASTCALL,
-     "undo_repair(tensor, donor, hooks, /)\n--\n\nExchange back what apply_repair() exchanged."},
+     "apply_repair(tensor, requires_grad, hooks, grad, registrations, journal, trip='', /)\n--\n\nExchange "
+     "the body "
+     "for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, "
+     "refused or "
+     "taken back; the check). The object that gets the old body is put into the list `journal` first. `trip` "
+     "names a "
+     "check to fail."},
+    {"undo_repairs", fast_call(undo_repairs), METH_FASTCALL,
+     "undo_repairs(done, hooks, /)\n--\n\nExchange back what apply_repair() exchanged: (tensor, donor, "
+     "address of the "
+     "old impl) of each. Answer whether all could be."},
     {"repair_checks", repair_checks, METH_NOARGS,
      "repair_checks()\n--\n\nName the checks that follow an exchange, in their order."},
     {nullptr, nullptr, 0, nullptr},

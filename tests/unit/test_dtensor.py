@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import pickle
 import re
 import sys
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -760,17 +763,9 @@ def test_a_failing_check_takes_everything_back(failing):
     before = native_facts(tensor)
     hooks = torch.Tensor._backward_hooks.__get__(tensor)
 
-    donor, end, failed = C.apply_repair(tensor, None, True, False, (), failing)
-
-    if "grad" in [reason.name for reason in reasons_against(tensor)]:
-        assert (donor, end, failed) == (None, "refused", "plan")
-    assert donor is None
+    assert C.apply_repair(tensor, None, True, False, (), [], failing) == ("refused", "plan")  # its gradient
     assert native_facts(tensor) == before
     assert torch.Tensor._backward_hooks.__get__(tensor) is hooks
-
-
-def reasons_against(tensor: Any) -> list[Any]:
-    return list(dtensor.repair(tensor, dry_run=True).reasons)
 
 
 @pytest.mark.parametrize("failing", AFTER)
@@ -779,9 +774,9 @@ def test_a_failing_check_takes_the_exchange_back(failing):
     before = native_facts(tensor)
     hooks = torch.Tensor._backward_hooks.__get__(tensor)
 
-    donor, end, failed = C.apply_repair(tensor, None, True, False, (), failing)
+    end, failed = C.apply_repair(tensor, None, True, False, (), [], failing)
 
-    assert (donor, failed) == (None, failing)
+    assert failed == failing
     assert end == ("refused" if failing in ("exchange", "donor-exact") else "taken back")
     assert native_facts(tensor) == before
     assert torch.Tensor._backward_hooks.__get__(tensor) is hooks
@@ -792,10 +787,10 @@ def test_a_registration_that_changed_takes_it_back():
     tensor = broken()
     before = native_facts(tensor)
 
-    assert C.apply_repair(tensor, None, False, False, (({"weight": None}, "weight"),))[1:] == ("taken back", "object")
-    assert C.apply_repair(tensor, None, False, False, (([], 0),))[1:] == ("taken back", "object")
+    assert C.apply_repair(tensor, None, False, False, (({"weight": None}, "weight"),), []) == ("taken back", "object")
+    assert C.apply_repair(tensor, None, False, False, (([], 0),), []) == ("taken back", "object")
     assert native_facts(tensor) == before
-    assert C.apply_repair(tensor, None, False, False, (([tensor], 0),))[1:] == ("done", "")
+    assert C.apply_repair(tensor, None, False, False, (([tensor], 0),), []) == ("done", "")
 
 
 def test_what_a_repair_keeps():
@@ -949,6 +944,7 @@ def test_state_of_an_optimizer_on_meta_is_reported():
         ({"method": "swap"}, ValueError, "takes 'impl' or 'public', got 'swap'"),
         ({"requires_grad": "yes"}, TypeError, "takes 'keep', True or False"),
         ({"requires_grad": 1}, TypeError, "takes 'keep', True or False"),
+        ({"migrate": 5}, TypeError, "takes 'hooks', 'grad' or both in a tuple, got int"),
         ({"migrate": "views"}, ValueError, "takes 'hooks' and 'grad', got 'views'"),
         ({"registered_in": "model"}, TypeError, "takes a module, or a list of some, got str"),
         ({"optimizer": 3}, TypeError, "optimizer"),
@@ -1002,7 +998,7 @@ def test_a_failure_in_the_middle_takes_the_others_back(monkeypatch, number):
 
     def failing(*args):
         calls.append(args)
-        return real(*args[:5], "storage" if len(calls) == number + 1 else "")
+        return real(*args[:6], "storage" if len(calls) == number + 1 else "")
 
     monkeypatch.setattr("tensorplay.repairs.C", Patched(C, apply_repair=failing))
     with pytest.raises(tp.RepairRefused, match="after the exchange storage was not as it has to be"):
@@ -1030,6 +1026,53 @@ def test_an_exception_in_the_middle_takes_the_others_back(monkeypatch, number):
         dtensor.repair(model)
 
     assert [native_facts(one) for one in model.parameters()] == before
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_an_exception_right_after_an_exchange_takes_it_back_too(monkeypatch, number):
+    model = model_of()
+    before = [native_facts(one) for one in model.parameters()]
+    calls = []
+
+    def interrupted(*args):
+        answer = C.apply_repair(*args)
+        calls.append(args)
+        if len(calls) == number + 1:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr("tensorplay.repairs.C", Patched(C, apply_repair=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        dtensor.repair(model)
+
+    assert [native_facts(one) for one in model.parameters()] == before
+
+
+def test_threads_that_repair_one_model_agree():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            model = model_of()
+            with ThreadPoolExecutor(3) as pool:
+                reports = list(pool.map(lambda _, model=model: dtensor.repair(model), range(3)))
+            assert sorted(len(report.repaired) for report in reports) == [0, 0, 4]
+            assert states_of(model) == ["OK"] * 4
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_parameters_that_are_put_aside_while_gathered_ones_are_used():
+    model = model_of()
+    seen = []
+    model[1].register_forward_hook(lambda *args: seen.append(dtensor.verify(model)))
+    model[1].register_forward_hook(lambda *args: seen.append(dtensor.repair(model)))
+
+    model(torch.ones(1, 4))
+
+    assert list(seen[0].states.values()) == ["BODY_META"] * 4
+    assert len(seen[1].repaired) == 4
+    assert states_of(model) == ["OK"] * 4
 
 
 class Patched:
@@ -1097,8 +1140,49 @@ def test_a_frameworks_reset_of_one_parameter(caplog):
     assert [record.getMessage() for record in caplog.records] == ["weight: BODY_META, repaired, now OK"]
     assert state._sharded_param_data.untyped_storage()._cdata == C.read(state.sharded_param).storage.address
     assert dtensor.verify(model)["0.weight"].state == "OK"
+    assert report.plans[0].name == "weight"
     with pytest.raises(TypeError, match="takes a framework's sharding state"):
         dtensor.reset_sharded_param(model)
+
+
+@pytest.mark.parametrize("option", [{"optimiser": 1}, {"method": "x"}, {"migrate": "y"}, {"registered_in": 3}])
+def test_wrong_options_are_told_before_the_frameworks_reset(option):
+    state = hp.sharded_params(model_of())[0]
+    state.sharded_param._local_tensor = torch.ones(4, 4)
+    buffer = state._sharded_param_data
+
+    with pytest.raises((TypeError, ValueError)):
+        dtensor.reset_sharded_param(state, **option)
+
+    assert state._sharded_param_data is buffer
+
+
+def test_a_refusal_travels():
+    tensor = with_graph()
+    with pytest.raises(tp.RepairRefused) as raised:
+        dtensor.repair(tensor)
+
+    for other in (pickle.loads(pickle.dumps(raised.value)), copy.copy(raised.value)):
+        assert str(other) == str(raised.value)
+        assert [reason.name for reason in other.reasons] == ["no-graph"]
+        assert other.report.refused == ["tensor"]
+
+
+def test_checks_after_the_exchange_have_words_of_their_own(monkeypatch):
+    tensor = broken()
+    monkeypatch.setattr(
+        "tensorplay.repairs.C", Patched(C, apply_repair=lambda *args: C.apply_repair(*args[:6], "dtype"))
+    )
+    with pytest.raises(tp.RepairRefused, match="after the exchange dtype was not as it has to be"):
+        dtensor.repair(tensor)
+
+
+def test_a_module_that_has_none_of_a_models_dtensors():
+    model = model_of()
+
+    with pytest.raises(tp.RepairRefused, match="Linear has not registered it"):
+        dtensor.repair(model, registered_in=nn.Linear(2, 2))
+    assert dtensor.repair(model, registered_in=[model[0]]).repaired == NAMES
 
 
 # -- the public way -----------------------------------------------------------------------------------------------
@@ -1177,7 +1261,7 @@ def test_many_repairs_beside_graphs_views_and_weak_references():
     assert len(gc.get_objects()) - before < 100
     for _ in range(8_000):
         tensor = broken()
-        assert C.apply_repair(tensor, None, False, False, ())[1] == "done"
+        assert C.apply_repair(tensor, None, False, False, (), []) == ("done", "")
     assert all(graph.grad_fn is not None for graph in graphs)
     assert [one() for one in weak] == others or all(one() is not None for one in weak)
     assert len(views) == 10
