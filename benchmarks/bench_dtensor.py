@@ -56,7 +56,7 @@ def run_one(results: Results, rounds: int) -> None:
         Case(
             "one parameter: every check, the exchange, its verification, and back",
             "journal = []\nC.apply_repair(tensor, None, False, False, (), journal)\n"
-            "C.undo_repairs([(tensor, journal[0], address)], False)",
+            "C.undo_repairs([(tensor, journal[0], address)])",
             names,
             ONE_TARGET_NS,
         ),

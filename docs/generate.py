@@ -104,7 +104,7 @@ SIGNATURES = {
         "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, "
         "registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str]"
     ),
-    "undo_repairs": "(done: list[tuple[Any, Any, int]], hooks: bool, /) -> bool",
+    "undo_repairs": "(done: list[tuple[Any, Any, int]], /) -> bool",
     "repair_checks": "() -> list[str]",
     "count_nonfinite": "(tensor: torch.Tensor, /) -> tuple[int, int, int] | None",
     "same_values": "(a: torch.Tensor, b: torch.Tensor, /) -> bool | None",

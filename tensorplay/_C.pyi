@@ -565,7 +565,7 @@ def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | Non
 def storage_nbytes(tensors: list[Any], /) -> int:
     """Sum up the bytes of some tensors' storages, each once, as far as they are known."""
 
-def undo_repairs(done: list[tuple[Any, Any, int]], hooks: bool, /) -> bool:
+def undo_repairs(done: list[tuple[Any, Any, int]], /) -> bool:
     """Exchange back what apply_repair() exchanged: (tensor, donor, address of the old impl) of each. Answer whether all could be."""
 
 def view_nodes(tensor: torch.Tensor, /) -> list[tuple[str, int, dict[str, Any], tuple[int, ...] | None]]:

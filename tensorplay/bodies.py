@@ -221,7 +221,9 @@ def bodies_of(
         record = C.read(tensor, 2 + observer_refs)
         local_record = None if local is None else C.read(local, 3)
         states = ["NO_LOCAL"] if local is None or local is tensor else list(C.dtensor_states(tensor))
-        body = Body(path, tensor, record, is_wrapper, local, local_record, (), of_it, tuple(replaced.get(path, ())))
+        is_aside = any(not one.is_sharded for one in of_it)  # the optimizer holds it, and the module another one
+        in_place = () if is_aside else tuple(replaced.get(path, ()))
+        body = Body(path, tensor, record, is_wrapper, local, local_record, (), of_it, in_place)
         found.append(body._replace(states=_with_surroundings(body, states)))
     return found
 

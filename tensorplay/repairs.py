@@ -251,7 +251,7 @@ def undo(attempts: Sequence[Attempt]) -> None:
     exchanged = [entry for attempt in attempts for entry in attempt.exchanged]
     options = attempts[0].options if attempts else Options()
     if options.method == "impl":
-        C.undo_repairs(exchanged, options.hooks)
+        C.undo_repairs(exchanged)
     else:
         for tensor, donor, before in reversed(exchanged):
             if C.read(donor).impl.address == before:

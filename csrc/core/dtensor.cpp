@@ -124,7 +124,10 @@ class Relating {
     compare_devices();
     if (is_freed(body_) || is_freed(local_)) found(DtensorState::kFreed);
     if (body_.impl.dtype != local_.impl.dtype) found(DtensorState::kDtype);
-    if (!body_.has_storage || !body_.has_geometry()) return;
+    if (!body_.has_storage || !body_.has_geometry()) {  // a sparse body, say: there is nothing that both have
+      found(DtensorState::kSplit);
+      return;
+    }
     const bool one_shape = same_span(body_.shape(), local_.shape());
     if (!one_shape) found(DtensorState::kShape);
     if (is_meta(body_) || is_meta(local_)) return;
@@ -182,12 +185,12 @@ std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& loc
   return Relating(body, local, form).states();
 }
 
-bool is_mended_by_exchange(const std::vector<DtensorState>& states) {
+bool calls_for_exchange(const std::vector<DtensorState>& states) {
   return std::any_of(states.begin(), states.end(),
                      [](DtensorState state) { return state <= DtensorState::kStride; });
 }
 
-bool is_mended_by_donor(const std::vector<DtensorState>& states) {
+bool calls_for_donor(const std::vector<DtensorState>& states) {
   return std::any_of(states.begin(), states.end(), [](DtensorState state) {
     return state == DtensorState::kUnwrapped || state == DtensorState::kBodyMeta ||
            state == DtensorState::kDevice || state == DtensorState::kLocalMeta ||

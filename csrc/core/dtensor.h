@@ -50,11 +50,11 @@ struct DtensorForm {
 // Worst first; never empty.
 std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& local, DtensorForm form);
 
-// Of a dense body: whether exchanging its impl for an alias of the local tensor would put something right, but
-// for what stands against it.
-bool is_mended_by_exchange(const std::vector<DtensorState>& states);
+// Of a dense body: whether its impl should be exchanged for an alias of the local tensor. That may be
+// refused: of another type or without memory it would mend nothing.
+bool calls_for_exchange(const std::vector<DtensorState>& states);
 
-// Of a wrapper: whether a whole DTensor made from the local tensor would put something right in its place.
-bool is_mended_by_donor(const std::vector<DtensorState>& states);
+// Of a wrapper: whether a whole DTensor made from the local tensor should take its place.
+bool calls_for_donor(const std::vector<DtensorState>& states);
 
 }  // namespace tensorplay

@@ -424,15 +424,19 @@ PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
     ObjectHands hands(args[0], donor.get(), args[4]);
     const repair::Outcome outcome = repair::apply(hands, *pair.inside, request, trip);
     if (outcome.end == repair::End::kDone) return Py_BuildValue("(ss)", "done", "");
+    if (outcome.end == repair::End::kStuck) {
+      PyErr_Format(PyExc_RuntimeError,
+                   "%s did not hold after the exchange, and it could not be exchanged back", outcome.check);
+      return nullptr;
+    }
     const char* end = outcome.end == repair::End::kRefused ? "refused" : "taken back";
     return Py_BuildValue("(ss)", end, outcome.check);
   });
 }
 
 // All in one call, within which no signal's handler runs.
-PyObject* undo_repairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 2, 2, "undo_repairs(done, hooks)")) return nullptr;
-  if (PyList_Check(args[0]) == 0) {
+PyObject* undo_repairs(PyObject*, PyObject* done) {
+  if (PyList_Check(done) == 0) {
     PyErr_SetString(PyExc_TypeError,
                     "undo_repairs() takes a list of (tensor, donor, address of the old impl)");
     return nullptr;
@@ -441,18 +445,17 @@ PyObject* undo_repairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Owned nowhere(PyTuple_New(0));
     if (nowhere == nullptr) return nullptr;
     bool all = true;
-    for (Py_ssize_t i = PyList_GET_SIZE(args[0]); i-- > 0;) {
+    for (Py_ssize_t i = PyList_GET_SIZE(done); i-- > 0;) {
       PyObject* tensor = nullptr;
       PyObject* donor = nullptr;
       unsigned long long before = 0;
-      if (PyArg_ParseTuple(PyList_GET_ITEM(args[0], i), "OOK", &tensor, &donor, &before) == 0) return nullptr;
+      if (PyArg_ParseTuple(PyList_GET_ITEM(done, i), "OOK", &tensor, &donor, &before) == 0) return nullptr;
       const at::Tensor* held = need_tensor(donor);
       if (need_tensor(tensor) == nullptr || held == nullptr) return nullptr;
       if (reinterpret_cast<uint64_t>(held->unsafeGetTensorImpl()) != before)
         continue;  // nothing was exchanged
       ObjectHands hands(tensor, donor, nowhere.get());
-      const bool done = hands.exchange() && (args[1] != Py_True || hands.attach_hooks());
-      all = all && done;
+      all = hands.exchange() && all;
     }
     return boolean(all);
   });
@@ -498,8 +501,8 @@ PyMethodDef methods[] = {
      "taken back; the check). The object that gets the old body is put into the list `journal` first. `trip` "
      "names a "
      "check to fail."},
-    {"undo_repairs", fast_call(undo_repairs), METH_FASTCALL,
-     "undo_repairs(done, hooks, /)\n--\n\nExchange back what apply_repair() exchanged: (tensor, donor, "
+    {"undo_repairs", undo_repairs, METH_O,
+     "undo_repairs(done, /)\n--\n\nExchange back what apply_repair() exchanged: (tensor, donor, "
      "address of the "
      "old impl) of each. Answer whether all could be."},
     {"repair_checks", repair_checks, METH_NOARGS,

@@ -136,8 +136,11 @@ Outcome apply(Hands& hands, const at::Tensor& local, const Request& request, con
     }
   }
   if (failed == nullptr) return {End::kDone, nullptr};
-  hands.exchange();
-  if (request.migrate_hooks) hands.attach_hooks();
+  if (!hands.exchange()) return {End::kStuck, failed};
+  // The old impl has its hooks as before: they were attached to the new one beside it.
+  if (request.migrate_grad && autograd_of(*hands.other().unsafeGetTensorImpl()) != nullptr) {
+    torch::autograd::impl::materialize_autograd_meta(hands.other())->grad_.reset();
+  }
   return {End::kTakenBack, failed};
 }
 

@@ -38,6 +38,7 @@ enum class End : uint8_t {
   kDone,
   kRefused,    // nothing was exchanged
   kTakenBack,  // exchanged, found wrong, exchanged back
+  kStuck,      // exchanged, found wrong, and not to be exchanged back: the donor's object has the old impl
 };
 
 struct Outcome {

@@ -56,7 +56,7 @@ class Planning {
 
   Plan plan() {
     plan_.states = relate(body_, local_, {object_.is_wrapper, object_.is_parameter});
-    plan_.is_needed = is_wrapper() ? is_mended_by_donor(plan_.states) : is_mended_by_exchange(plan_.states);
+    plan_.is_needed = is_wrapper() ? calls_for_donor(plan_.states) : calls_for_exchange(plan_.states);
     if (!object_.local_is_own || object_.local_is_body || object_.local_is_dtensor) plan_.is_needed = true;
     check_kinds();
     if (!plan_.is_refused()) {

@@ -64,14 +64,14 @@ TEST(DtensorState, every_state_has_a_name_of_its_own) {
   EXPECT_EQ(names.size(), static_cast<size_t>(DtensorState::kEmpty) + 1);
 }
 
-TEST(DtensorState, only_a_wrong_layer_is_mended_by_an_exchange) {
+TEST(DtensorState, only_a_wrong_layer_calls_for_an_exchange) {
   for (size_t i = 0; i <= static_cast<size_t>(DtensorState::kEmpty); ++i) {
     const auto state = static_cast<DtensorState>(i);
-    const bool wrong = state >= DtensorState::kFreed && state <= DtensorState::kStride;
-    EXPECT_EQ(is_mended_by_exchange({state}), wrong) << name_of(state);
+    const bool wrong = state <= DtensorState::kStride;
+    EXPECT_EQ(calls_for_exchange({state}), wrong) << name_of(state);
   }
-  EXPECT_TRUE(is_mended_by_exchange({DtensorState::kBodyMeta, DtensorState::kHeld}));
-  EXPECT_FALSE(is_mended_by_exchange({DtensorState::kOk, DtensorState::kFlat}));
+  EXPECT_TRUE(calls_for_exchange({DtensorState::kBodyMeta, DtensorState::kHeld}));
+  EXPECT_FALSE(calls_for_exchange({DtensorState::kOk, DtensorState::kFlat}));
 }
 
 TEST(DtensorState, alias_of_the_local_tensor_is_ok) {

@@ -341,8 +341,13 @@ TEST(Plan, weak_reference_is_refused_until_it_is_gone) {
   EXPECT_EQ(refused(given), Names{});
 }
 
-TEST(Plan, shared_storage_of_the_body_is_worth_a_word) {
+TEST(Plan, shared_storage_of_the_body_is_worth_a_word_where_it_has_memory) {
+  Case on_meta;
+  const at::Tensor nothing = make_donor(on_meta.body, false);
+  EXPECT_EQ(with_result(plan_of(on_meta), Result::kReported), Names{});
+
   Case given;
+  given.body = at::zeros({2, 3});
   const at::Tensor other = make_donor(given.body, false);
 
   EXPECT_EQ(with_result(plan_of(given), Result::kReported), Names{"storage-alone"});
