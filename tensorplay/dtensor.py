@@ -92,7 +92,7 @@ class Verification(Report):
 class Verifications(Report, Mapping[str, Verification]):
     """A report on the DTensors of a model: a mapping of name to the report on each."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ()
 
     @property
     def states(self) -> dict[str, str]:

@@ -688,6 +688,14 @@ def test_refused_while_a_transform_of_torch_func_runs():
     assert dtensor.repair(tensor).repaired
 
 
+def test_grad_modes_and_modes_for_functions_are_no_obstacle():
+    for mode in (torch.no_grad, torch.enable_grad, lambda: torch.device("meta"), lambda: torch.device("cpu")):
+        tensor = broken()
+        with mode():
+            assert dtensor.repair(tensor).plans[0].after == "OK"
+        assert C.read(tensor).impl.device == "cpu"
+
+
 def test_refused_while_backward_runs():
     tensor = broken()
     refused = []
