@@ -16,7 +16,6 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 
 # isort: split
 import torch
-from torch import nn
 
 from tensorplay.classes import class_name, mro, namespace
 from tensorplay.layers import CommunicationBuffer, DTensorLayers, Said
@@ -38,7 +37,7 @@ __all__ = [
     "with_sharded",
 ]
 
-_PLAIN = (torch.Tensor, nn.Parameter)
+_TENSOR_BASES = mro(torch.Tensor)
 _ANSWERS = ("device", "dtype", "shape", "is_meta", "requires_grad", "data_ptr")
 """What is asked of a tensor most, and may be answered by Python code."""
 _MOST_CELLS = 20
@@ -174,7 +173,7 @@ def _answers_of(cls: type) -> Answers:
     asks_class = _has_torch_function(cls)
     for name in _ANSWERS:
         owner, definition = _definition(cls, name)
-        if owner in mro(torch.Tensor):
+        if _is_torch_tensors(owner):
             by = f"{class_name(cls)}.__torch_function__" if asks_class else "the body"
             found.append((name, None if asks_class else "body", by))
         elif _passes_on(definition, name):
@@ -186,7 +185,7 @@ def _answers_of(cls: type) -> Answers:
 
 def is_dtensor(tensor: object) -> bool:
     """Tell whether a tensor is a DTensor of some library."""
-    return type(tensor) not in _PLAIN and C.local_tensor(tensor) is not None
+    return C.local_tensor(tensor) is not None
 
 
 def bodies_of(
@@ -214,7 +213,8 @@ def bodies_of(
             replaced.setdefault(key, []).append(orphan.optimizer)
     found = []
     for path, tensor in pairs:
-        if type(tensor) in _PLAIN or (kept := C.local_tensor(tensor)) is None:
+        kept = C.local_tensor(tensor)
+        if kept is None:
             continue
         is_wrapper, local = kept
         of_it = tuple({id(one.state): one for one in (*known.get(id(tensor), ()), *by_path.get(path, ()))}.values())
@@ -386,11 +386,16 @@ def _definition(cls: type, name: str) -> tuple[type, Any]:
     return torch.Tensor, None
 
 
+def _is_torch_tensors(owner: type) -> bool:
+    """Tell whether a class is torch.Tensor or one of its bases; by identity, as a metaclass may define equality."""
+    return any(owner is base for base in _TENSOR_BASES)
+
+
 def _has_torch_function(cls: type) -> bool:
     """Tell whether operators and attributes of torch.Tensor go to code of the class first."""
     owner, found = _definition(cls, "__torch_function__")
     disabled = torch._C._disabled_torch_function_impl
-    return owner not in mro(torch.Tensor) and found is not disabled and getattr(found, "__func__", None) is not disabled
+    return not _is_torch_tensors(owner) and found is not disabled and getattr(found, "__func__", None) is not disabled
 
 
 def _passes_on(found: Any, name: str) -> bool:

@@ -18,7 +18,7 @@ from tensorplay.modules import Modules, Slot
 
 __all__ = ["Distributed", "Mixture", "mixtures_of"]
 
-_NEVER_DISTRIBUTED = frozenset({torch.Tensor, nn.Parameter})
+_NEVER_DISTRIBUTED = frozenset({id(torch.Tensor), id(nn.Parameter)})
 _MANAGED = "_is_fsdp_managed_module"
 """What fully_shard() notes at every module that it manages."""
 
@@ -64,7 +64,7 @@ def mixtures_of(modules: Sequence[Modules]) -> list[Mixture]:
     found: dict[int, Mixture] = {}
     gathering: _Gathering | None = None
     for one in modules:
-        if {type(slot.tensor) for slot in one.slots} <= _NEVER_DISTRIBUTED:
+        if {id(type(slot.tensor)) for slot in one.slots} <= _NEVER_DISTRIBUTED:
             continue  # as of most models
         by_module: dict[int, list[Slot]] = {}
         for slot in one.slots:
@@ -90,7 +90,7 @@ def mixtures_of(modules: Sequence[Modules]) -> list[Mixture]:
 
 
 def _distributed(slot: Slot) -> Distributed | None:
-    if type(slot.tensor) in _NEVER_DISTRIBUTED:
+    if id(type(slot.tensor)) in _NEVER_DISTRIBUTED:
         return None
     local = C.local_tensor(slot.tensor)
     return None if local is None else Distributed(slot, placements_of(slot.tensor), local[0])

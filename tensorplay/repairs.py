@@ -364,6 +364,9 @@ def _wrong_placement(body: Body) -> str | None:
 
 
 def _mesh_dimensions(mesh: Any) -> int | None:
+    known = sys.modules.get("torch.distributed.device_mesh")
+    if known is not None and type(mesh) is known.DeviceMesh:
+        return int(mesh.ndim)
     for name in _DIMENSIONS:
         value = C.own_value(mesh, name)
         if type(value) is int:

@@ -272,7 +272,8 @@ class Apart(_StateRule):
 
     ## Known limits
 
-    Two tensors with the same values are two memories all the same.
+    Two tensors with the same values are two memories all the same. A subclass of Tensor that keeps a tensor of another
+    meaning under the name `_local_tensor` is taken for a DTensor.
 
     ## Example
 

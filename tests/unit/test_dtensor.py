@@ -269,6 +269,26 @@ def test_no_code_of_the_class_is_run():
     assert dtensor.repair(tensor).repaired == ["tensor"]
 
 
+def test_no_code_of_a_metaclass_is_run():
+    class Hostile(type(torch.Tensor)):
+        def __eq__(cls, other):
+            raise AssertionError
+
+        def __subclasscheck__(cls, other):
+            raise AssertionError
+
+        def __instancecheck__(cls, other):
+            raise AssertionError
+
+        __hash__ = None
+
+    tensor = torch.Tensor._make_subclass(Hostile("Odd", (torch.Tensor,), {}), torch.empty(4, device="meta"))
+    C.instance_dict(tensor)["_local_tensor"] = torch.ones(4)
+
+    assert dtensor.verify(tensor).state == "BODY_META"
+    assert dtensor.repair(tensor).repaired == ["tensor"]
+
+
 def test_who_answers_for_the_tensor():
     class Answering(Sharded):
         @property
