@@ -320,36 +320,20 @@ def _repaired(
 ) -> Repair:
     # Two threads that repair one model would each see half of what the other does.
     with _REPAIRING, collection_paused():
-        return _repair_all(
-            x, options, optimizer, registered_in, partial=partial, dry_run=dry_run, caller=caller, name=name
-        )
-
-
-def _repair_all(
-    x: object,
-    options: Options,
-    optimizer: object,
-    registered_in: object,
-    *,
-    partial: bool,
-    dry_run: bool,
-    caller: Caller,
-    name: str | None,
-) -> Repair:
-    bodies = _bodies(x, "repair", caller, name=name)
-    plain = [body for body in bodies if body.is_plain]
-    if plain:
-        raise TypeError(
-            f"dtensor.repair() takes a DTensor or a module, {plain[0].path} is a {class_name(type(plain[0].tensor))}"
-        )
-    places = _Places(x, registered_in, named_optimizers(optimizer, caller, "dtensor.repair", 1))
-    attempts = [Attempt(body, options, places.of(body)) for body in bodies]
-    if not dry_run:
-        _apply(attempts, partial)
-    report = _report(attempts, caller)
-    if report.refused and not (partial or dry_run):
-        raise RepairRefused(report.reasons, report)
-    return report
+        bodies = _bodies(x, "repair", caller, name=name)
+        plain = [body for body in bodies if body.is_plain]
+        if plain:
+            raise TypeError(
+                f"dtensor.repair() takes a DTensor or a module, {plain[0].path} is a {class_name(type(plain[0].tensor))}"
+            )
+        places = _Places(x, registered_in, named_optimizers(optimizer, caller, "dtensor.repair", 1))
+        attempts = [Attempt(body, options, places.of(body)) for body in bodies]
+        if not dry_run:
+            _apply(attempts, partial)
+        report = _report(attempts, caller)
+        if report.refused and not (partial or dry_run):
+            raise RepairRefused(report.reasons, report)
+        return report
 
 
 def _apply(attempts: Sequence[Attempt], partial: bool) -> None:
