@@ -321,11 +321,10 @@ def _repaired(
     # Two threads that repair one model would each see half of what the other does.
     with _REPAIRING, collection_paused():
         bodies = _bodies(x, "repair", caller, name=name)
-        plain = [body for body in bodies if body.is_plain]
-        if plain:
-            raise TypeError(
-                f"dtensor.repair() takes a DTensor or a module, {plain[0].path} is a {class_name(type(plain[0].tensor))}"
-            )
+        for body in bodies:
+            if body.is_plain:
+                kind = class_name(type(body.tensor))
+                raise TypeError(f"dtensor.repair() takes a DTensor or a module, {body.path} is a {kind}")
         places = _Places(x, registered_in, named_optimizers(optimizer, caller, "dtensor.repair", 1))
         attempts = [Attempt(body, options, places.of(body)) for body in bodies]
         if not dry_run:
