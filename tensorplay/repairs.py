@@ -75,6 +75,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the body's gradient is on {found}, or its shape or type are not the local tensor's: it cannot be migrated",
         "set it to None first: torch.Tensor.grad.__set__(p, None)",
     ),
+    "no-grad-dtype": (
+        "the body has a grad_dtype of its own, which the new one would not have",
+        "set p.grad_dtype = p.dtype before the repair, and what you want after it",
+    ),
     "no-forward-grad": ("the body has a forward-mode tangent", "leave the forward AD level first"),
     "storage-alone": (
         "{found} owners have the body's old storage: aliases of the body keep showing the old memory",
@@ -436,7 +440,7 @@ def _swap_whole(body: Body, options: Options, places: Places, journal: list[Any]
     cls = type(p)
     grad = C.grad_object(p) if options.grad else None
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        hooks = {name: getattr(torch._C.TensorBase, name).__get__(p) for name in _HOOKS} if options.hooks else {}
+        hooks = {name: getattr(torch._C.TensorBase, name).__get__(p) for name in _HOOKS}
         donor = _donor_of(body, wanted)
         if type(donor) is not cls or C.read(donor).impl.device != local_before.impl.device or trip == "donor":
             return "refused", "donor"
@@ -450,7 +454,7 @@ def _swap_whole(body: Body, options: Options, places: Places, journal: list[Any]
         if grad is not None:
             torch._C.TensorBase.grad.__set__(p, grad)
         for name, registered in hooks.items():
-            if registered:
+            if registered is not None:  # an empty list, too: hooks registered in it later have to fire
                 getattr(torch._C.TensorBase, name).__set__(p, registered)
     now: Any = C.read(p)
     old: Any = C.read(donor)
@@ -477,7 +481,7 @@ def _swap_whole(body: Body, options: Options, places: Places, journal: list[Any]
         return "done", ""
     _swap(p, donor)
     for name, registered in hooks.items():
-        if registered:
+        if registered is not None:
             with torch._C.DisableTorchFunction():
                 getattr(torch._C.TensorBase, name).__set__(p, registered)
     return "taken back", failed

@@ -109,6 +109,9 @@ class Planning {
     const bool grad = meta != nullptr && meta->grad_.defined();
     check("no-grad", !grad || request_.migrate_grad);
     if (grad && request_.migrate_grad) check_grad(*meta->grad_.unsafeGetTensorImpl());
+    const auto dtype = c10::typeMetaToScalarType(body_.impl.dtype);
+    check("no-grad-dtype", meta == nullptr || (!meta->allow_grad_dtype_mismatch_ &&
+                                               meta->grad_dtype_.value_or(dtype) == dtype));
     check("no-forward-grad", meta == nullptr || meta->fw_grad_ == nullptr);
     if (is_wrapper()) return;
     report("storage-alone",

@@ -479,6 +479,12 @@ def with_grad_gone() -> Any:
     return tensor
 
 
+def with_grad_dtype(dtype: torch.dtype | None) -> Any:
+    tensor = over(torch.empty(4, device="meta"), torch.ones(4), True)
+    torch._C.TensorBase.grad_dtype.__set__(tensor, dtype)
+    return tensor
+
+
 def with_tangent() -> Any:
     tensor = broken()
     level = torch.autograd.forward_ad.enter_dual_level()
@@ -595,6 +601,8 @@ REFUSALS = [
     Refusal("no-hooks", with_hook("register_post_accumulate_grad_hook"), without_hook),
     Refusal("no-grad", with_grad(), with_grad_gone),
     Refusal("grad-fits", with_grad(), with_grad_gone, options={"migrate": "grad"}),
+    Refusal("no-grad-dtype", lambda: with_grad_dtype(torch.bfloat16), lambda: with_grad_dtype(torch.float32)),
+    Refusal("no-grad-dtype", lambda: with_grad_dtype(None), lambda: with_grad_dtype(torch.float32)),
     Refusal("local-materialized", lambda: over(torch.ones(4), meta()), lambda: over(torch.ones(4), torch.ones(4))),
     Refusal("local-leaf", lambda: over(meta(), torch.ones(4, requires_grad=True) * 2)),
     Refusal("local-in-storage", past_storage),
@@ -908,6 +916,20 @@ def test_hooks_move_and_fire():
     torch.Tensor.sum(tensor).backward()
     assert seen[3:] == ["later", "after"]
     later.remove()
+
+
+@pytest.mark.parametrize("method", ["impl", "public"])
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_registered_after_a_removed_one_fire(method, kind):
+    tensor = over(meta(), torch.ones(4), True)
+    getattr(torch.Tensor, kind)(tensor, lambda grad: None).remove()
+    dtensor.repair(tensor, method=method)
+    seen = []
+
+    getattr(torch.Tensor, kind)(tensor, lambda grad: seen.append("fired"))
+    torch.Tensor.sum(tensor).backward()
+
+    assert seen == ["fired"]
 
 
 def test_a_gradient_moves():
