@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -18,14 +18,14 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.classes import class_name, mro, namespace
-from tensorplay.layers import CommunicationBuffer, DTensorLayers, Said
+from tensorplay.layers import FAULTLESS, CommunicationBuffer, DTensorLayers, Said
 from tensorplay.modules import Modules, Orphans
 from tensorplay.reports import Read
-from tensorplay.walk import is_parameter
 
 __all__ = [
     "Body",
     "ShardingState",
+    "bodies_in",
     "bodies_of",
     "dimension_of",
     "is_dtensor",
@@ -96,11 +96,6 @@ class Body(NamedTuple):
     def state(self) -> str:
         """The worst."""
         return self.states[0]
-
-    @property
-    def is_parameter(self) -> bool:
-        """Whether it is an ``nn.Parameter``, by its class or its mark."""
-        return is_parameter(self.tensor)
 
     @property
     def placements(self) -> str | None:
@@ -192,7 +187,6 @@ def bodies_of(
     pairs: Iterable[tuple[str, Any]],
     sharding: Iterable[ShardingState] = (),
     orphans: Iterable[Orphans] = (),
-    observer_refs: int = 0,
 ) -> list[Body]:
     """Read the DTensors among some tensors.
 
@@ -200,7 +194,6 @@ def bodies_of(
         pairs: tensors, with their paths.
         sharding: what frameworks keep of sharded parameters.
         orphans: what optimizers hold that no module has.
-        observer_refs: how many references the caller holds to each.
     """
     known: dict[int, list[ShardingState]] = {}
     by_path: dict[str, list[ShardingState]] = {}
@@ -218,7 +211,7 @@ def bodies_of(
             continue
         is_wrapper, local = kept
         of_it = tuple({id(one.state): one for one in (*known.get(id(tensor), ()), *by_path.get(path, ()))}.values())
-        record = C.read(tensor, 2 + observer_refs)
+        record = C.read(tensor, 2)
         local_record = None if local is None else C.read(local, 3)
         states = ["NO_LOCAL"] if local is None or local is tensor else list(C.dtensor_states(tensor))
         is_aside = any(not one.is_sharded for one in of_it)  # the optimizer holds it, and the module another one
@@ -226,6 +219,14 @@ def bodies_of(
         body = Body(path, tensor, record, is_wrapper, local, local_record, (), of_it, in_place)
         found.append(body._replace(states=_with_surroundings(body, states)))
     return found
+
+
+def bodies_in(modules: Modules, sharding: Sequence[ShardingState], orphans: Iterable[Orphans] = ()) -> list[Body]:
+    """Read the DTensors that modules have registered, each under its first name, and those put aside."""
+    first: dict[int, tuple[str, Any]] = {}
+    for slot in modules.slots:
+        first.setdefault(id(slot.tensor), (slot.key, slot.tensor))
+    return bodies_of(with_sharded(first.values(), sharding), sharding, orphans)
 
 
 def reread(body: Body) -> Body:
@@ -247,10 +248,9 @@ def _with_surroundings(body: Body, states: list[str]) -> tuple[str, ...]:
             more.append("DETACHED")
         if _is_stale(one, body.local_record):
             more.append("COMM_STALE")
-    if more:
-        states = [state for state in states if state not in ("OK", "PENDING")]
-    else:
+    if not more:
         return tuple(states)
+    states = [state for state in states if state not in FAULTLESS]
     at = next((number for number, state in enumerate(states) if state in _AFTER_MEMORY), len(states))
     return (*states[:at], *more, *states[at:])
 

@@ -16,7 +16,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
-from tensorplay.bodies import bodies_of, sharding_states, with_sharded
+from tensorplay.bodies import bodies_in, sharding_states
 from tensorplay.callers import Caller, shorten, stack_of
 from tensorplay.classes import class_name, derives
 from tensorplay.decorating import decorated
@@ -229,9 +229,7 @@ def _of_bodies(roots: list[tuple[str, Any]]) -> Iterator[Finding]:
     """Explain the DTensors whose bodies are not what their local tensors are."""
     for name, root in roots:
         modules = Modules(root, f"{name}.")
-        slots = {id(slot.tensor): (slot.key, slot.tensor) for slot in reversed(modules.slots)}
-        sharding = sharding_states([modules])
-        bodies = bodies_of(with_sharded(reversed(slots.values()), sharding), sharding)
+        bodies = bodies_in(modules, sharding_states([modules]))
         yield from (finding for rule in body_rules() for finding in rule.in_bodies(bodies))
 
 

@@ -22,7 +22,7 @@ from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.errors import Reason, RepairRefused
 from tensorplay.inspection import outside_compiled_code
-from tensorplay.layers import DTensorLayers, Finding, RepairPlan
+from tensorplay.layers import FAULTLESS, DTensorLayers, Finding, RepairPlan
 from tensorplay.modules import Modules, collection_paused, orphans_of
 from tensorplay.repairs import Attempt, Method, Options, Places, reasons_of, undo
 from tensorplay.reports import Read, Report
@@ -43,7 +43,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("tensorplay")
-_FAULTLESS = ("OK", "PENDING")
 _REPAIRING = threading.RLock()
 
 
@@ -79,11 +78,12 @@ class Verification(Report):
     def svg(self) -> str:
         """The layers as a picture."""
         from tensorplay.render.dtensor import relation_picture
+        from tensorplay.render.outline import Names
 
-        return relation_picture(self.document, self.layers).svg
+        return relation_picture(self.document, self.layers, Names(hexadecimal=False)).svg
 
     def __bool__(self) -> bool:
-        return self.state in _FAULTLESS
+        return self.state in FAULTLESS
 
     def __repr__(self) -> str:
         return f"<tensorplay.Verification: {self.layers.name} {self.state}>"
@@ -105,16 +105,14 @@ class Verifications(Report, Mapping[str, Verification]):
         if found is None:
             raise KeyError(name)
         named = {found.body, found.local, found.alias, *(buffer.record for buffer in found.buffers)}
-        part = Report.__new__(Verification)
-        Report.__init__(part, [])
-        part._document = msgspec.structs.replace(
-            document,
-            dtensors=(found,),
-            records=tuple(record for record in document.records if record.name in named),
-            findings=tuple(one for one in self.findings if name in one.evidence.get("tensors", ())),
+        return Verification.from_document(
+            msgspec.structs.replace(
+                document,
+                dtensors=(found,),
+                records=tuple(record for record in document.records if record.name in named),
+                findings=tuple(one for one in self.findings if name in one.evidence.get("tensors", ())),
+            )
         )
-        part._findings = part._document.findings
-        return part
 
     def __iter__(self) -> Iterator[str]:
         return (one.name for one in self.document.dtensors)
@@ -123,10 +121,10 @@ class Verifications(Report, Mapping[str, Verification]):
         return len(self.document.dtensors)
 
     def __bool__(self) -> bool:
-        return all(one.state in _FAULTLESS for one in self.document.dtensors)
+        return all(one.state in FAULTLESS for one in self.document.dtensors)
 
     def __repr__(self) -> str:
-        wrong = sum(one.state not in _FAULTLESS for one in self.document.dtensors)
+        wrong = sum(one.state not in FAULTLESS for one in self.document.dtensors)
         return f"<tensorplay.Verifications: {plural(len(self), 'DTensor')}, {wrong} not OK>"
 
 
@@ -444,9 +442,8 @@ def _has_meta_state(optimizer: Any, tensor: Any) -> bool:
         return False
     # By identity: hashing the DTensor may run its class's code.
     state = next((value for key, value in list(dict.items(states)) if key is tensor), None)
-    return isinstance(state, dict) and any(
-        C.is_tensor(value) and value.numel() > 0 and C.read(value).impl.device == "meta" for value in state.values()
-    )
+    kept = [C.read(value).impl for value in state.values() if C.is_tensor(value)] if isinstance(state, dict) else []
+    return any(impl.device == "meta" and impl.numel != 0 for impl in kept)
 
 
 def _modules_in(registered_in: object) -> list[nn.Module]:
@@ -550,7 +547,7 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
     if not found:
         raise TypeError(f"the sharded_param of {class_name(type(state))} is no DTensor")
     caller = Caller.at(sys._getframe(1))
-    if found[0].is_wrapper and settings.method == "impl" and found[0].state in _FAULTLESS:
+    if found[0].is_wrapper and settings.method == "impl" and found[0].state in FAULTLESS:
         _LOG.info("%s: %s, nothing to repair", name, found[0].state)
         return _report([Attempt(found[0], settings, Places())], caller)
     try:

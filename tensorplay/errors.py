@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorplay.reports import Report
@@ -36,17 +36,26 @@ class LeakFound(TensorPlayError, AssertionError):
     """leak_check(raises=True) found what keeps memory alive that should have gone."""
 
 
-class LoadRefused(TensorPlayError, RuntimeError):
-    """safe_load_state_dict() wrote nothing: each of the reasons says what is wrong, and the way out."""
+class _Refused(TensorPlayError, RuntimeError):
+    """Nothing was changed, for reasons that each say what is wrong, and the way out."""
 
-    def __init__(self, reasons: list[str], report: Report | None = None) -> None:
+    reasons: list[Any]
+
+    def __init__(self, reasons: list[Any], report: Report | None = None) -> None:
         super().__init__("; ".join(reasons))
         self.reasons = reasons
         self.report = report
-        """What was found, where the model and the state dict were compared."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.reasons, self.report)
+
+
+class LoadRefused(_Refused):
+    """safe_load_state_dict() wrote nothing: each of the reasons says what is wrong, and the way out."""
+
+    reasons: list[str]
+    report: Report | None
+    """What was found, where the model and the state dict were compared."""
 
 
 class Reason(str):
@@ -73,17 +82,12 @@ def _reason(text: str, name: str, tensor: str, way_out: str) -> Reason:
     return Reason(text, name=name, tensor=tensor, way_out=way_out)
 
 
-class RepairRefused(TensorPlayError, RuntimeError):
+class RepairRefused(_Refused):
     """dtensor.repair() changed nothing: each of the reasons says what is wrong, and the way out."""
 
-    def __init__(self, reasons: list[Reason], report: Report | None = None) -> None:
-        super().__init__("; ".join(reasons))
-        self.reasons = reasons
-        self.report = report
-        """Every check of every DTensor, with its result."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.reasons, self.report)
+    reasons: list[Reason]
+    report: Report | None
+    """Every check of every DTensor, with its result."""
 
 
 class TargetError(TensorPlayError):

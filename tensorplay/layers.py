@@ -997,6 +997,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """When it was read: UTC, ISO 8601."""
 
 
+FAULTLESS = ("OK", "PENDING")
+"""States of a DTensor in which nothing is wrong."""
+
+
 class Said(msgspec.Struct, frozen=True, kw_only=True):
     """What a DTensor's class answers when it is asked; known without asking it."""
 

@@ -15,9 +15,10 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 
 from tensorplay.bodies import Body, dimension_of, placements_in, reread
-from tensorplay.classes import derives, mro, namespace
+from tensorplay.classes import derives
 from tensorplay.errors import Reason
 from tensorplay.layers import CheckResult, RepairCheck, RepairPlan
+from tensorplay.walk import slots_of
 
 __all__ = ["REASONS", "Attempt", "Method", "Options", "plan_of", "reasons_of", "undo"]
 
@@ -384,14 +385,6 @@ def _mesh_dimensions(mesh: Any) -> int | None:
 # The public way: a whole donor.
 
 
-def _slots(cls: type) -> list[str]:
-    found = []
-    for base in mro(cls):
-        names = namespace(base).get("__slots__", ())
-        found += [names] if isinstance(names, str) else list(names)
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
-
-
 def _donor_of(body: Body, requires_grad: bool) -> Any:
     """Make a DTensor of the same class over the same local tensor, with all that the object has."""
     cls, local, record = type(body.tensor), body.local, body.record
@@ -413,15 +406,11 @@ def _donor_of(body: Body, requires_grad: bool) -> Any:
     own = C.instance_dict(body.tensor)
     if own is not None:
         C.instance_dict(donor).update(own)  # type: ignore[union-attr]
-    for name in _slots(cls):
+    for name, slot in slots_of(cls).items():
         value = C.own_value(body.tensor, name)
         if value is not None:
-            _descriptor(cls, name).__set__(donor, value)
+            slot.__set__(donor, value)
     return donor
-
-
-def _descriptor(cls: type, name: str) -> Any:
-    return next(namespace(base)[name] for base in mro(cls) if name in namespace(base))
 
 
 def _swap(one: Any, other: Any) -> None:
@@ -436,7 +425,7 @@ def _swap_whole(body: Body, options: Options, places: Places, journal: list[Any]
     local_before = C.read(body.local)
     wanted = before.impl.requires_grad if options.wanted is None else options.wanted
     own = dict(C.instance_dict(p) or {})
-    slots = {name: C.own_value(p, name) for name in _slots(type(p))}
+    slots = {name: C.own_value(p, name) for name in slots_of(type(p))}
     cls = type(p)
     grad = C.grad_object(p) if options.grad else None
     with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -479,11 +468,7 @@ def _swap_whole(body: Body, options: Options, places: Places, journal: list[Any]
     failed = next((name for name, is_held in checks.items() if trip == name or not is_held()), None)
     if failed is None:
         return "done", ""
-    _swap(p, donor)
-    for name, registered in hooks.items():
-        if registered is not None:
-            with torch._C.DisableTorchFunction():
-                getattr(torch._C.TensorBase, name).__set__(p, registered)
+    _swap(p, donor)  # the old impl has its hooks as before
     return "taken back", failed
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "is_parameter",
     "key_text",
     "records_in",
+    "slots_of",
     "tracebacks_of",
     "variables_of",
 ]
@@ -272,14 +273,21 @@ def is_parameter(tensor: object) -> bool:
     return own is not None and dict.get(own, "_is_param") is True
 
 
+def slots_of(cls: type) -> dict[str, types.MemberDescriptorType]:
+    """Answer the slots of a class, by name; not those that another attribute of a subclass hides."""
+    return {
+        name: slot
+        for name in _plan(cls).slots
+        if type(slot := next(namespace(base)[name] for base in mro(cls) if name in namespace(base)))
+        is types.MemberDescriptorType
+    }
+
+
 def attributes(obj: object) -> dict[str, Any]:
     """Answer an object's own attributes: its slots and its instance dictionary. Runs no user code."""
     found: dict[str, Any] = {}
     cls = type(obj)
-    for name in _plan(cls).slots:
-        slot = next(namespace(base)[name] for base in mro(cls) if name in namespace(base))
-        if type(slot) is not types.MemberDescriptorType:
-            continue  # hidden by another attribute of a subclass
+    for name, slot in slots_of(cls).items():
         try:
             found[name] = slot.__get__(obj, cls)
         except AttributeError:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tensorplay.layers import Document, DTensorLayers, RepairPlan, TensorRecord
+from tensorplay.layers import FAULTLESS, Document, DTensorLayers, RepairPlan, TensorRecord
 from tensorplay.render.canvas import Arrow, Box, Picture, diagram, shortened
-from tensorplay.render.parts import Phrase, Table, Tone
+from tensorplay.render.parts import Phrase, Table
 from tensorplay.words import bytes_text, describe, plural
 
 __all__ = ["dtensors", "dtensors_summary", "relation_picture", "relations_drawn"]
 
-_FAULTLESS = ("OK", "PENDING")
 _MOST_DRAWN = 3
 _MOST_ROWS = 30
-_TONES: dict[str, Tone] = {"OK": "good", "PENDING": "dim"}
 
 Names = Callable[[str, int | None], str]
 
@@ -42,16 +41,14 @@ def dtensors(document: Document, name: Names) -> Iterator[Table | Phrase]:
 
 def dtensors_summary(document: Document) -> Iterator[Phrase]:
     """Answer the one line that counts: how many are in which state."""
-    counts: dict[str, int] = {}
-    for plan in document.repairs:
-        counts[plan.outcome] = counts.get(plan.outcome, 0) + 1
-    if counts:
-        yield Phrase(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + "; now ")
-    counts = {}
-    for found in document.dtensors:
-        counts[found.state] = counts.get(found.state, 0) + 1
-    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    if document.repairs:
+        yield Phrase(f"{_counted(plan.outcome for plan in document.repairs)}; now ")
+    states = _counted(found.state for found in document.dtensors)
     yield Phrase(f"{plural(len(document.dtensors), 'DTensor')}" + (f", {states}" if states else ""))
+
+
+def _counted(words: Iterable[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
 
 
 def relations_drawn(document: Document) -> list[DTensorLayers]:
@@ -60,7 +57,7 @@ def relations_drawn(document: Document) -> list[DTensorLayers]:
         return list(document.dtensors)
     seen: dict[str, DTensorLayers] = {}
     for found in document.dtensors:
-        if found.state not in _FAULTLESS:
+        if found.state not in FAULTLESS:
             seen.setdefault(found.state, found)
     return list(seen.values())[:_MOST_DRAWN]
 
@@ -152,24 +149,17 @@ def _repairs(plans: Sequence[RepairPlan]) -> Iterator[Table | Phrase]:
 
 
 def _plan_row(plan: RepairPlan) -> tuple[str, ...]:
-    counts: dict[str, int] = {}
-    for check in plan.checks:
-        counts[check.result] = counts.get(check.result, 0) + 1
-    told = ", ".join(f"{count} {result}" for result, count in counts.items())
+    told = _counted(check.result for check in plan.checks)
     return (plan.name, plan.method, plan.state, plan.outcome, plan.after or "", told)
 
 
-def relation_picture(document: Document, found: DTensorLayers, name: Names | None = None) -> Picture:
+def relation_picture(document: Document, found: DTensorLayers, name: Names) -> Picture:
     """Draw which impl and which storage the body, the local tensor, `.data` and buffers point to."""
-    if name is None:
-        from tensorplay.render.outline import Names as ShortNames
-
-        name = ShortNames(False)
     records = {record.name: record for record in document.records}
     boxes: dict[str, Box] = {}
     arrows: dict[tuple[str, str], Arrow] = {}
     words = []
-    fault = found.state not in _FAULTLESS
+    fault = found.state not in FAULTLESS
     for word, at in _holders(found):
         record = records[at]
         impl, storage = record.impl, record.storage

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tensorplay.classes import class_name
+from tensorplay.layers import FAULTLESS
 from tensorplay.rules.registry import BodyRule
 from tensorplay.words import describe, listed, plural, some_of
 
@@ -53,7 +55,7 @@ class _StateRule(BodyRule):
             yield self.finding(
                 first.path,
                 headline=self.headline(first),
-                subject=f"{type(first.tensor).__name__}{placed}: {self.subject(first)}{others}",
+                subject=f"{class_name(type(first.tensor))}{placed}: {self.subject(first)}{others}",
                 evidence={**_facts(first), "tensors": [body.path for body in group[:_MOST_NAMES]]},
                 why=self.why(first),
                 fix=self.fix(first),
@@ -103,7 +105,7 @@ def _facts(body: Body) -> dict[str, Any]:
             "local_storage": None if local.storage is None else local.storage.address,
             "local_data_ptr": None if local.data is None else local.data.data_ptr,
             "local_requires_grad": local.impl.requires_grad,
-            "consistent": body.state in ("OK", "PENDING"),
+            "consistent": body.state in FAULTLESS,
         }
     return facts
 
@@ -697,7 +699,7 @@ class BufferStale(_StateRule):
 
     def fix(self, body: Body) -> str:
         """Name the reset."""
-        states = [class_name for one in body.sharding if (class_name := type(one.state).__name__)]
+        states = [class_name(type(one.state)) for one in body.sharding]
         return f"{some_of(states, 1)}.reset_sharded_param(), or tensorplay.dtensor.reset_sharded_param(state)"
 
 
@@ -865,7 +867,7 @@ class LocalMissing(BodyRule):
             yield self.finding(
                 first.path,
                 headline="the DTensor has no local tensor",
-                subject=f"{type(first.tensor).__name__}: {_side(first.record)}"
+                subject=f"{class_name(type(first.tensor))}: {_side(first.record)}"
                 + (f", and {plural(len(without) - 1, 'more')}" if len(without) > 1 else ""),
                 evidence={**_facts(first), "tensors": [body.path for body in without[:_MOST_NAMES]]},
                 why="its class keeps `_local_tensor`, and answers from it: whatever is asked raises AttributeError",

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
@@ -227,52 +227,52 @@ def load_rule(code: str) -> _Coded:
     return rule()
 
 
+_AnyRule = TypeVar("_AnyRule", bound=_Coded)
+
+
 @functools.cache
+def _rules_of(kind: type[_AnyRule]) -> tuple[_AnyRule, ...]:
+    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), kind))
+
+
 def record_rules() -> tuple[Rule, ...]:
     """Answer the rules that look at one record in constant time: all that inspect() runs."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), Rule))
+    return _rules_of(Rule)
 
 
-@functools.cache
 def scene_rules() -> tuple[SceneRule, ...]:
     """Answer the rules that check() runs beside them."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), SceneRule))
+    return _rules_of(SceneRule)
 
 
-@functools.cache
 def leak_rules() -> tuple[LeakRule, ...]:
     """Answer the rules that leak_check() runs."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), LeakRule))
+    return _rules_of(LeakRule)
 
 
-@functools.cache
 def graph_rules() -> tuple[GraphRule, ...]:
     """Answer the rules that check_graph() runs."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), GraphRule))
+    return _rules_of(GraphRule)
 
 
-@functools.cache
 def device_rules() -> tuple[DeviceRule, ...]:
     """Answer the rules that audit_device_consistency() runs, and check() beside the others."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), DeviceRule))
+    return _rules_of(DeviceRule)
 
 
-@functools.cache
 def state_rules() -> tuple[StateRule, ...]:
     """Answer the rules on modules' state."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), StateRule))
+    return _rules_of(StateRule)
 
 
-@functools.cache
 def body_rules() -> tuple[BodyRule, ...]:
     """Answer the rules on DTensors."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), BodyRule))
+    return _rules_of(BodyRule)
 
 
-@functools.cache
 def pair_rules() -> tuple[PairRule, ...]:
     """Answer the rules that compare() runs."""
-    return tuple(rule for code in all_codes() if isinstance(rule := load_rule(code), PairRule))
+    return _rules_of(PairRule)
 
 
 _PAGES = "docs/reference/rules in the TensorPlay checkout"
