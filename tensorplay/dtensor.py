@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,15 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 from torch import nn
 
-from tensorplay.bodies import Body, bodies_of, is_dtensor, is_sharding_state, sharding_states, with_sharded
+from tensorplay.bodies import (
+    Body,
+    ShardingState,
+    bodies_in,
+    bodies_of,
+    is_dtensor,
+    is_sharding_state,
+    sharding_states,
+)
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.errors import Reason, RepairRefused
@@ -185,7 +193,7 @@ def verify(x: object, optimizer: object = None) -> Any:
     """
     caller = Caller.at(sys._getframe(1))
     is_one = C.is_tensor(x)
-    bodies = _bodies(x, "verify", caller, optimizer)
+    bodies = _read(x, "verify", caller, named_optimizers(optimizer, caller, "dtensor.verify", 1)).bodies
     layers, reads = _layers(bodies)
     selection = select_findings(_findings(bodies), caller=caller, config=lenient_config(caller))
     kind = Verification if is_one else Verifications
@@ -206,30 +214,28 @@ def _layers(bodies: Iterable[Body]) -> tuple[tuple[DTensorLayers, ...], list[Rea
     return tuple(layers), reads
 
 
-def _bodies(x: object, call: str, caller: Caller, optimizer: object = None, *, name: str | None = None) -> list[Body]:
+class _Found(NamedTuple):
+    """The DTensors of what was handed in, and the modules they were found in."""
+
+    bodies: list[Body]
+    modules: Modules | None = None
+    sharding: Sequence[ShardingState] = ()
+
+
+def _read(
+    x: object, call: str, caller: Caller, optimizers: Sequence[tuple[str, Any]] = (), name: str | None = None
+) -> _Found:
     """Read the DTensors of what was handed in."""
-    optimizers = named_optimizers(optimizer, caller, f"dtensor.{call}", 1)
     if C.is_tensor(x):
         name = name or caller.argument("x", 0)
         found = bodies_of([(name, x)])
-        if not found:
-            record = C.read(x, 4)
-            return [Body(name, x, record, False, None, None, ("NO_LOCAL",), is_plain=True)]
-        return found
+        return _Found(found or [Body(name, x, C.read(x, 4), False, None, None, ("NO_LOCAL",), is_plain=True)])
     if not derives(type(x), nn.Module):
         raise TypeError(f"dtensor.{call}() takes a tensor or a module, got {class_name(type(x))}")
     modules = Modules(x)
-    orphans = orphans_of(optimizers, modules.slots) if optimizers else []
     sharding = sharding_states([modules])
-    return bodies_of(with_sharded(_each_once(modules), sharding), sharding, orphans)
-
-
-def _each_once(modules: Modules) -> list[tuple[str, Any]]:
-    """Answer what is registered, each object under its first name."""
-    found: dict[int, tuple[str, Any]] = {}
-    for slot in modules.slots:
-        found.setdefault(id(slot.tensor), (slot.key, slot.tensor))
-    return list(found.values())
+    orphans = orphans_of(optimizers, modules.slots) if optimizers else []
+    return _Found(bodies_in(modules, sharding, orphans), modules, sharding)
 
 
 @outside_compiled_code
@@ -277,8 +283,8 @@ def repair(
     Source: torch/csrc/Module.cpp ``_swap_tensor_impl``, torch/utils/__init__.py ``swap_tensors``, torch 2.13 and 2.14.
     """
     caller = Caller.at(sys._getframe(1))
-    options = _options(method, requires_grad, migrate)
-    return _repaired(x, options, optimizer, registered_in, partial=partial, dry_run=dry_run, caller=caller)
+    how = _Asked(_options(method, requires_grad, migrate), optimizer, registered_in, partial, dry_run)
+    return _repaired(x, how, caller)
 
 
 def _options(method: str, requires_grad: object, migrate: object) -> Options:
@@ -297,38 +303,41 @@ def _options(method: str, requires_grad: object, migrate: object) -> Options:
 _OPTIONS = ("method", "optimizer", "registered_in", "requires_grad", "migrate", "partial", "dry_run")
 
 
-def _checked_options(call: str, options: dict[str, Any]) -> Options:
-    """Check repair()'s options ahead of what comes before it."""
-    if unknown := [name for name in options if name not in _OPTIONS]:
-        raise TypeError(f"dtensor.{call}() has no argument {unknown[0]!r}; repair() has {', '.join(_OPTIONS)}")
-    _modules_in(options.get("registered_in", ()))
-    return _options(options.get("method", "impl"), options.get("requires_grad", "keep"), options.get("migrate", ()))
+class _Asked(NamedTuple):
+    """What repair() was asked for."""
+
+    options: Options
+    optimizer: object = None
+    registered_in: object = ()
+    partial: bool = False
+    dry_run: bool = False
+
+    @classmethod
+    def of(cls, call: str, options: dict[str, Any]) -> _Asked:
+        """Check repair()'s options ahead of what comes before it."""
+        if unknown := [name for name in options if name not in _OPTIONS]:
+            raise TypeError(f"dtensor.{call}() has no argument {unknown[0]!r}; repair() has {', '.join(_OPTIONS)}")
+        rest = dict(options)
+        _modules_in(rest.get("registered_in", ()))
+        checked = _options(rest.pop("method", "impl"), rest.pop("requires_grad", "keep"), rest.pop("migrate", ()))
+        return cls(checked, **rest)
 
 
-def _repaired(
-    x: object,
-    options: Options,
-    optimizer: object,
-    registered_in: object,
-    *,
-    partial: bool,
-    dry_run: bool,
-    caller: Caller,
-    name: str | None = None,
-) -> Repair:
+def _repaired(x: object, how: _Asked, caller: Caller, name: str | None = None) -> Repair:
     # Two threads that repair one model would each see half of what the other does.
     with _REPAIRING, collection_paused():
-        bodies = _bodies(x, "repair", caller, name=name)
-        for body in bodies:
+        found = _read(x, "repair", caller, name=name)
+        for body in found.bodies:
             if body.is_plain:
                 kind = class_name(type(body.tensor))
                 raise TypeError(f"dtensor.repair() takes a DTensor or a module, {body.path} is a {kind}")
-        places = _Places(x, registered_in, named_optimizers(optimizer, caller, "dtensor.repair", 1))
-        attempts = [Attempt(body, options, places.of(body)) for body in bodies]
-        if not dry_run:
-            _apply(attempts, partial)
+        optimizers = named_optimizers(how.optimizer, caller, "dtensor.repair", 1)
+        places = _Places(found, _modules_in(how.registered_in), optimizers)
+        attempts = [Attempt(body, how.options, places.of(body)) for body in found.bodies]
+        if not how.dry_run:
+            _apply(attempts, how.partial)
         report = _report(attempts, caller)
-        if report.refused and not (partial or dry_run):
+        if report.refused and not (how.partial or how.dry_run):
             raise RepairRefused(report.reasons, report)
         return report
 
@@ -372,34 +381,35 @@ def _report(attempts: Sequence[Attempt], caller: Caller) -> Repair:
 class _Places:
     """Where DTensors are registered in what was handed in."""
 
-    def __init__(self, x: object, registered_in: object, optimizers: Sequence[tuple[str, Any]]) -> None:
-        self._modules = _modules_in(registered_in)
+    def __init__(
+        self, found: _Found, registered_in: Sequence[nn.Module], optimizers: Sequence[tuple[str, Any]]
+    ) -> None:
+        self._modules = registered_in
         self._tables: dict[int, list[tuple[Any, str | int]]] = {}
-        self._in_module: list[set[int]] = []
-        is_model = derives(type(x), nn.Module)
-        self._is_checked = is_model or bool(self._modules)
-        for module in [x, *self._modules] if is_model else self._modules:
-            have: set[int] = set()
-            for _, one in Modules(module).items():
-                own = C.instance_dict(one) or {}
-                for table in (own.get("_parameters"), own.get("_buffers")):
-                    for name, tensor in (table or {}).items():
-                        if type(name) is str and is_dtensor(tensor):
-                            have.add(id(tensor))
-                            self._tables.setdefault(id(tensor), []).append((table, name))
-            self._in_module.append(have)
-        self._is_model = is_model
+        self._is_model = found.modules is not None
+        own = set() if found.modules is None else self._held_in(found.modules)
+        self._in_module = [self._held_in(Modules(module)) for module in registered_in]
         self._strangers = tuple(
             class_name(type(module))
-            for module, have in zip(self._modules, self._in_module[1:], strict=False)
-            if is_model and not have & self._in_module[0]
+            for module, have in zip(registered_in, self._in_module, strict=True)
+            if not have & own
         )
-        if is_model:
-            for state in sharding_states([Modules(x)]):
-                fields = C.instance_dict(state.state)
-                if fields is not None and C.is_tensor(state.parameter):
-                    self._tables.setdefault(id(state.parameter), []).append((fields, "sharded_param"))
+        for state in found.sharding:
+            fields = C.instance_dict(state.state)
+            if fields is not None and C.is_tensor(state.parameter):
+                self._tables.setdefault(id(state.parameter), []).append((fields, "sharded_param"))
         self._optimizers = [(name, one, self._held_by(one)) for name, one in optimizers]
+
+    def _held_in(self, modules: Modules) -> set[int]:
+        have: set[int] = set()
+        for module in modules.each():
+            own = C.instance_dict(module) or {}
+            for table in (own.get("_parameters"), own.get("_buffers")):
+                for name, tensor in (table or {}).items():
+                    if type(name) is str and is_dtensor(tensor):
+                        have.add(id(tensor))
+                        self._tables.setdefault(id(tensor), []).append((table, name))
+        return have
 
     def _held_by(self, optimizer: Any) -> set[int]:
         have: set[int] = set()
@@ -428,7 +438,7 @@ class _Places:
         return Places(
             registrations=tuple(self._tables.get(number, ())),
             missing_in=missing,
-            checked_modules=self._is_checked,
+            checked_modules=self._is_model or bool(self._modules),
             checked_optimizers=bool(self._optimizers),
             not_held_by=tuple(name for name, _, have in self._optimizers if number not in have),
             state_on_meta=tuple(on_meta),
@@ -471,11 +481,10 @@ class repair_context:
 
     def __init__(self, model: object, **options: Any) -> None:
         self._model = model
-        self._options = options
         self._caller = Caller.at(sys._getframe(1))
         if not (C.is_tensor(model) or derives(type(model), nn.Module)):
             raise TypeError(f"dtensor.repair_context() takes a module or a DTensor, got {class_name(type(model))}")
-        self._checked = _checked_options("repair_context", options)
+        self._how = _Asked.of("repair_context", options)
         self.report: Repair | None = None
         """What was done, after the end."""
 
@@ -503,15 +512,7 @@ class repair_context:
         if error is not None:
             return
         try:
-            self.report = _repaired(
-                self._model,
-                self._checked,
-                self._options.get("optimizer"),
-                self._options.get("registered_in", ()),
-                partial=self._options.get("partial", False),
-                dry_run=self._options.get("dry_run", False),
-                caller=self._caller,
-            )
+            self.report = _repaired(self._model, self._how, self._caller)
         except RepairRefused as refused:
             self.report = refused.report if isinstance(refused.report, Repair) else None
             raise
@@ -538,7 +539,7 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
             f"dtensor.reset_sharded_param() takes a framework's sharding state, with sharded_param and "
             f"_sharded_param_data; got {class_name(type(state))}"
         )
-    settings = _checked_options("reset_sharded_param", options)
+    how = _Asked.of("reset_sharded_param", options)
     (reset or state.reset_sharded_param)()
     name = C.own_value(C.own_value(state, "_module_info"), "param_name")
     name = name if type(name) is str and name else "sharded_param"
@@ -547,20 +548,11 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
     if not found:
         raise TypeError(f"the sharded_param of {class_name(type(state))} is no DTensor")
     caller = Caller.at(sys._getframe(1))
-    if found[0].is_wrapper and settings.method == "impl" and found[0].state in FAULTLESS:
+    if found[0].is_wrapper and how.options.method == "impl" and found[0].state in FAULTLESS:
         _LOG.info("%s: %s, nothing to repair", name, found[0].state)
-        return _report([Attempt(found[0], settings, Places())], caller)
+        return _report([Attempt(found[0], how.options, Places())], caller)
     try:
-        report = _repaired(
-            tensor,
-            settings,
-            options.get("optimizer"),
-            options.get("registered_in", ()),
-            partial=options.get("partial", False),
-            dry_run=options.get("dry_run", False),
-            caller=caller,
-            name=name,
-        )
+        report = _repaired(tensor, how, caller, name)
     except RepairRefused as refused:
         _LOG.warning("%s: %s, not repaired: %s", name, found[0].state, refused)
         raise

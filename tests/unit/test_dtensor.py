@@ -25,6 +25,7 @@ from torch.distributed.tensor import Replicate, Shard, init_device_mesh
 import tensorplay as tp
 from tensorplay import dtensor
 from tensorplay._native import C
+from tensorplay.bodies import bodies_of
 from tensorplay.repairs import REASONS
 from tensorplay.reports import Read
 from tests import hyperparallel as hp
@@ -1276,7 +1277,7 @@ PUBLIC_CHECKS = ["donor", "exchange", "object", "slots", "registrations", "new-i
 def test_a_failing_check_takes_the_public_exchange_back(single_process_group, failing):
     for tensor in (broken(), wrapper("meta", torch.ones(4)), torchs_own(torch.ones(4))):
         before = native_facts(tensor)
-        (body,) = dtensor._bodies(tensor, "repair", dtensor.Caller.at(sys._getframe()))
+        (body,) = bodies_of([("tensor", tensor)])
         attempt = dtensor.Attempt(body, dtensor.Options("public"), dtensor.Places())
         attempt.apply(failing)
         assert attempt.plan.outcome == ("refused" if failing in ("donor", "exchange") else "taken back")
