@@ -11,7 +11,7 @@ bool has_memory(Kind kind) {
 
 // Wrappers too; a fake tensor stands for one on another device.
 bool is_meta(const TensorFacts& facts) {
-  return facts.kind != Kind::kFake && facts.impl.device && facts.impl.device->is_meta();
+  return facts.kind != Kind::kFake && facts.is_meta();
 }
 
 bool same_shape(const TensorFacts& first, const TensorFacts& second) {

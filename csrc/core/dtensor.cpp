@@ -14,22 +14,14 @@ constexpr std::array kNames{"NO_PYTHON_KEY", "LOCAL_FAKE",    "LOCAL_SPARSE",  "
                             "HELD",          "FLAT",          "EMPTY"};
 static_assert(kNames.size() == static_cast<size_t>(DtensorState::kEmpty) + 1);
 
-bool is_meta(const TensorFacts& facts) {
-  return facts.impl.device && facts.impl.device->is_meta();
-}
-
 bool is_wrapper_kind(Kind kind) {
   return kind == Kind::kWrapperSubclass || kind == Kind::kNestedJagged || kind == Kind::kFunctional ||
          kind == Kind::kBatched || kind == Kind::kFunctorchWrapper;
 }
 
 bool is_freed(const TensorFacts& facts) {
-  return facts.has_storage && !is_meta(facts) && facts.has_shape() && facts.impl.numel > 0 &&
+  return facts.has_storage && !facts.is_meta() && facts.has_shape() && facts.impl.numel > 0 &&
          !facts.storage.symbolic && facts.storage.nbytes == 0;
-}
-
-bool same_span(DimSpan a, DimSpan b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
 
 // Strides of dimensions with one index, or none, say nothing.
@@ -103,8 +95,8 @@ class Relating {
   }
 
   void compare_devices() {
-    const bool body = is_meta(body_);
-    const bool local = is_meta(local_);
+    const bool body = body_.is_meta();
+    const bool local = local_.is_meta();
     both_meta_ = body && local;
     if (body && !local) found(DtensorState::kBodyMeta);
     if (local && !body) found(DtensorState::kLocalMeta);
@@ -114,7 +106,7 @@ class Relating {
     compare_devices();
     if (is_freed(local_)) found(DtensorState::kFreed);
     if (body_.impl.dtype != local_.impl.dtype) found(DtensorState::kDtype);
-    if (!is_meta(body_) && !is_meta(local_) && body_.impl.device && local_.impl.device &&
+    if (!body_.is_meta() && !local_.is_meta() && body_.impl.device && local_.impl.device &&
         *body_.impl.device != *local_.impl.device) {
       found(DtensorState::kDevice);
     }
@@ -128,9 +120,9 @@ class Relating {
       found(DtensorState::kSplit);
       return;
     }
-    const bool one_shape = same_span(body_.shape(), local_.shape());
+    const bool one_shape = std::ranges::equal(body_.shape(), local_.shape());
     if (!one_shape) found(DtensorState::kShape);
-    if (is_meta(body_) || is_meta(local_)) return;
+    if (body_.is_meta() || local_.is_meta()) return;
     if (body_.storage.address != local_.storage.address) {
       const bool empty = body_.impl.numel == 0 && local_.impl.numel == 0;
       found(!empty && lie_over_each_other(body_, local_) ? DtensorState::kAliasedTwice

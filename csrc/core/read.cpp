@@ -155,7 +155,7 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
                                           Key::Python, Key::ZeroTensor});
   if (!keys.has_any(kUnusual)) [[likely]] {
     if (&impl == c10::UndefinedTensorImpl::singleton()) return Kind::kUndefined;  // its keys are not empty
-    return facts.impl.device && facts.impl.device->is_meta() ? Kind::kMeta : Kind::kStrided;
+    return facts.is_meta() ? Kind::kMeta : Kind::kStrided;
   }
   if (keys.has(Key::FuncTorchBatched) || keys.has(Key::BatchedNestedTensor)) return Kind::kBatched;
   if (keys.has(Key::FuncTorchGradWrapper)) return Kind::kFunctorchWrapper;
@@ -182,7 +182,7 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
     return Kind::kWrapperSubclass;
   }
   if (keys.has(Key::ZeroTensor)) return Kind::kZeroTensor;
-  return facts.impl.device && facts.impl.device->is_meta() ? Kind::kMeta : Kind::kStrided;
+  return facts.is_meta() ? Kind::kMeta : Kind::kStrided;
 }
 
 void read_shared_memory(const at::DataPtr& data, DataFacts& out) {

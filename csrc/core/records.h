@@ -215,6 +215,7 @@ struct TensorFacts {
   std::optional<NestedFacts> nested;  // set by read_nested() alone
 
   bool has_shape() const { return impl.shape_absence == Absence::kNone; }
+  bool is_meta() const { return impl.device && impl.device->is_meta(); }
   bool has_geometry() const { return has_shape() && impl.stride_absence == Absence::kNone; }
   DimSpan shape() const { return {impl.shape.data(), impl.shape.size()}; }
   DimSpan stride() const { return {impl.stride.data(), impl.stride.size()}; }

@@ -38,29 +38,29 @@ PyObject* swap_function = nullptr;  // torch._C._swap_tensor_impl; null where th
 PyObject* hooks_setter = nullptr;   // descriptors of torch.Tensor
 PyObject* accumulate_setter = nullptr;
 
-// What a name is in the class, by its own dictionaries; borrowed, null where nobody says.
-PyObject* class_attribute(PyTypeObject* type, PyObject* name) {
+// The first thing that `find` answers for the dictionary of a class, or of one that it derives from; null
+// where nobody has it.
+template <class Find>
+PyObject* first_in_classes(PyTypeObject* type, Find find) {
   PyObject* order = type->tp_mro;
   for (Py_ssize_t i = 0; order != nullptr && i < PyTuple_GET_SIZE(order); ++i) {
-    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(order, i));
-    if (base->tp_dict == nullptr) continue;
-    if (PyObject* found = PyDict_GetItemWithError(base->tp_dict, name)) return found;
-    PyErr_Clear();
+    PyObject* dict = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(order, i))->tp_dict;
+    if (PyObject* found = dict == nullptr ? nullptr : find(dict)) return found;
   }
   return nullptr;
 }
 
+// What a name is in the class; borrowed, null where nobody says.
+PyObject* class_attribute(PyTypeObject* type, PyObject* name) {
+  return first_in_classes(type, [&](PyObject* dict) { return item_of(dict, name); });
+}
+
 bool class_declares(PyTypeObject* type, PyObject* name) {
-  PyObject* order = type->tp_mro;
-  for (Py_ssize_t i = 0; order != nullptr && i < PyTuple_GET_SIZE(order); ++i) {
-    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(order, i));
-    PyObject* declared =
-        base->tp_dict == nullptr ? nullptr : PyDict_GetItemWithError(base->tp_dict, names().annotations);
-    if (declared != nullptr && PyDict_Check(declared) != 0 && PyDict_Contains(declared, name) == 1)
-      return true;
-    PyErr_Clear();
-  }
-  return false;
+  const auto declared = [&](PyObject* dict) -> PyObject* {
+    PyObject* annotations = item_of(dict, names().annotations);
+    return annotations != nullptr && PyDict_Check(annotations) != 0 ? item_of(annotations, name) : nullptr;
+  };
+  return first_in_classes(type, declared) != nullptr;
 }
 
 bool is_slot(PyObject* attribute) {

@@ -11,8 +11,6 @@
 namespace tensorplay::repair {
 namespace {
 
-using torch::autograd::AutogradMeta;
-
 constexpr std::array<const char*, 15> kChecks{
     "object", "new-impl", "old-impl", "class",         "storage",  "geometry",   "dtype", "device",
     "keys",   "leaf",     "version",  "requires-grad", "gradient", "use-counts", nullptr};
@@ -24,17 +22,8 @@ struct Before {
   const c10::TensorImpl* local;
   TensorFacts body_facts;
   TensorFacts local_facts;
-  const c10::TensorImpl* grad;
+  at::Tensor grad;  // undefined where there is none
 };
-
-const AutogradMeta* autograd_of(const c10::TensorImpl& impl) {
-  return static_cast<const AutogradMeta*>(impl.autograd_meta());
-}
-
-const c10::TensorImpl* grad_impl(const c10::TensorImpl& impl) {
-  const AutogradMeta* meta = autograd_of(impl);
-  return meta != nullptr && meta->grad_.defined() ? meta->grad_.unsafeGetTensorImpl() : nullptr;
-}
 
 class Verifying {
  public:
@@ -69,8 +58,9 @@ class Verifying {
       return impl.requires_grad == request_.requires_grad.value_or(before_.body_facts.impl.requires_grad);
     }
     if (name == "gradient") {
-      const c10::TensorImpl* grad = grad_impl(*hands_.body().unsafeGetTensorImpl());
-      return grad == (request_.migrate_grad ? before_.grad : nullptr);
+      const at::TensorBase* grad = grad_of(*hands_.body().unsafeGetTensorImpl());
+      if (!request_.migrate_grad || !before_.grad.defined()) return grad == nullptr;
+      return grad != nullptr && grad->is_same(before_.grad);
     }
     // One owner each, the object; the local tensor has as many as before, its storage one more.
     return impl.use_count == 1 && other_.impl.use_count == 1 &&
@@ -117,16 +107,15 @@ Outcome apply(Hands& hands, const at::Tensor& local, const Request& request, con
   before.body = hands.body().unsafeGetTensorImpl();
   before.donor = hands.other().unsafeGetTensorImpl();
   before.local = local.unsafeGetTensorImpl();
-  before.grad = grad_impl(*before.body);
+  if (const at::TensorBase* grad = grad_of(*before.body)) before.grad = at::Tensor(*grad);
   read_tensor(*before.body, before.body_facts);
   read_tensor(*before.local, before.local_facts);
 
   const auto exchange = [&] { return trip != "exchange" && hands.exchange(); };
   if (!exchange()) return {End::kRefused, "exchange"};
   const char* failed = nullptr;
-  if (request.migrate_grad && before.grad != nullptr) {
-    const at::Tensor grad = autograd_of(*before.body)->grad_;
-    torch::autograd::impl::materialize_autograd_meta(hands.body())->grad_ = grad;
+  if (request.migrate_grad && before.grad.defined()) {
+    torch::autograd::impl::materialize_autograd_meta(hands.body())->grad_ = before.grad;
   }
   // Lists that hold no hook any more, too: what is registered in them later has to fire for the new impl.
   if (trip == "hooks" || !hands.attach_hooks()) failed = "hooks";
@@ -139,9 +128,7 @@ Outcome apply(Hands& hands, const at::Tensor& local, const Request& request, con
   if (failed == nullptr) return {End::kDone, nullptr};
   if (!hands.exchange()) return {End::kStuck, failed};
   // The old impl has its hooks as before: they were attached to the new one beside it.
-  if (request.migrate_grad && autograd_of(*hands.other().unsafeGetTensorImpl()) != nullptr) {
-    torch::autograd::impl::materialize_autograd_meta(hands.other())->grad_.reset();
-  }
+  if (auto* meta = torch::autograd::impl::get_autograd_meta(hands.other())) meta->grad_.reset();
   return {End::kTakenBack, failed};
 }
 

@@ -15,16 +15,6 @@
 namespace tensorplay::repair {
 namespace {
 
-using torch::autograd::AutogradMeta;
-
-const AutogradMeta* autograd_of(const c10::TensorImpl& impl) {
-  return static_cast<const AutogradMeta*>(impl.autograd_meta());
-}
-
-bool is_meta(const TensorFacts& facts) {
-  return facts.impl.device && facts.impl.device->is_meta();
-}
-
 // An ordinary tensor: of c10's own class, or of one that a device backend derives from it.
 bool is_dense(const TensorFacts& facts) {
   if (facts.kind != Kind::kStrided && facts.kind != Kind::kMeta) return false;
@@ -39,10 +29,6 @@ bool is_dense(const TensorFacts& facts) {
 uint64_t functionality_of(const TensorFacts& facts) {
   const c10::DispatchKeySet keys = facts.impl.keys - c10::autocast_dispatch_keyset;
   return keys.raw_repr() & ~static_cast<uint64_t>(c10::full_backend_mask);
-}
-
-std::string count_text(uint32_t count) {
-  return std::to_string(count);
 }
 
 class Planning {
@@ -93,30 +79,30 @@ class Planning {
 
   void check_body() {
     check("slot", object_.slot_is_self);
-    const AutogradMeta* meta = autograd_of(body_impl_);
+    const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(body_impl_.autograd_meta());
     check("no-grad-fn", body_.impl.grad_fn == nullptr);
     const bool pending = meta != nullptr && !meta->grad_accumulator_.expired();
-    check("no-graph", !pending, count_text(body_.impl.use_count));
+    check("no-graph", !pending, std::to_string(body_.impl.use_count));
     // The accumulator of a graph is the second owner: named above.
-    check("not-held", body_.impl.use_count == 1 || pending, count_text(body_.impl.use_count));
-    check("no-weak-references", body_.impl.weak_count == 0, count_text(body_.impl.weak_count));
+    check("not-held", body_.impl.use_count == 1 || pending, std::to_string(body_.impl.use_count));
+    check("no-weak-references", body_.impl.weak_count == 0, std::to_string(body_.impl.weak_count));
     check("not-view", !body_.impl.is_view);
     const bool hooks = object_.has_hooks || object_.has_accumulate_hooks;
     check("no-hooks", !hooks || request_.migrate_hooks,
           object_.has_hooks ? "hooks" : "post-accumulate hooks");
     const bool native_hooks = meta != nullptr && (meta->cpp_hooks_list_ != nullptr || meta->retains_grad_);
     check("no-native-hooks", !native_hooks);
-    const bool grad = meta != nullptr && meta->grad_.defined();
-    check("no-grad", !grad || request_.migrate_grad);
-    if (grad && request_.migrate_grad) check_grad(*meta->grad_.unsafeGetTensorImpl());
+    const at::TensorBase* grad = grad_of(body_impl_);
+    check("no-grad", grad == nullptr || request_.migrate_grad);
+    if (grad != nullptr && request_.migrate_grad) check_grad(*grad->unsafeGetTensorImpl());
     const auto dtype = c10::typeMetaToScalarType(body_.impl.dtype);
     check("no-grad-dtype", meta == nullptr || (!meta->allow_grad_dtype_mismatch_ &&
                                                meta->grad_dtype_.value_or(dtype) == dtype));
     check("no-forward-grad", meta == nullptr || meta->fw_grad_ == nullptr);
     if (is_wrapper()) return;
     report("storage-alone",
-           !body_.has_storage || body_.storage.use_count == 1 || shares_storage() || is_meta(body_),
-           count_text(body_.storage.use_count));
+           !body_.has_storage || body_.storage.use_count == 1 || shares_storage() || body_.is_meta(),
+           std::to_string(body_.storage.use_count));
   }
 
   // What .grad of a tensor may be (torch/csrc/autograd/python_variable.cpp, check_inplace and set_grad).
@@ -133,7 +119,7 @@ class Planning {
   }
 
   void check_local() {
-    check("local-materialized", !is_meta(local_));
+    check("local-materialized", !local_.is_meta());
     const bool leaf = !local_.impl.grad_fn_stale && local_.impl.grad_fn == nullptr;
     check("local-leaf", leaf);
     const std::optional<int64_t> needed = local_.needed_nbytes();
@@ -144,7 +130,7 @@ class Planning {
       // A backend may lay elements out in a format of its own.
       plan_.checks.push_back({"local-in-storage", Result::kNotChecked, "the backend's own storage"});
     }
-    check("local-pointer", is_meta(local_) || local_.impl.numel == 0 || local_.data.pointer != nullptr);
+    check("local-pointer", local_.is_meta() || local_.impl.numel == 0 || local_.data.pointer != nullptr);
   }
 
   void check_fit() {
