@@ -6,13 +6,8 @@ same in its own part.
 
 from __future__ import annotations
 
-import datetime
-import json
-import os
-import subprocess
+import functools
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,15 +21,15 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_module
+from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
 
 import tensorplay as tp
 from tensorplay.errors import LoadRefused
+from tests.ranks import Answers, go_through, judge, run_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 RANKS = 2
-ROOT = Path(__file__).parents[2]
 PARAMETERS = ["emb.weight", "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "head.weight"]
 KEYS = ["scale", *PARAMETERS]
 ALL = ["inv_freq", *KEYS]
@@ -409,69 +404,25 @@ def tied(rank: Rank) -> None:
         same(model.head.weight is model.emb.weight, not forgotten)
 
 
-def main(number: int, folder: Path) -> None:
-    """Be one rank; leave what became of each situation in a file."""
+def main(number: int, ranks: int, folder: Path) -> None:
+    """Be one rank."""
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=30)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", rank=number, world_size=RANKS, store=store, timeout=timeout)
-    answers: dict[str, str] = {}
-    try:
+
+    def situations() -> dict[str, Callable[[], None]]:
         rank = Rank(folder)
-        for name, check in SITUATIONS.items():
-            dist.barrier()
-            try:
-                check(rank)
-                answers[name] = "right"
-            except Exception:
-                answers[name] = traceback.format_exc()
-            (folder / f"{number}.json").write_text(json.dumps(answers))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+        return {name: functools.partial(check, rank) for name, check in SITUATIONS.items()}
+
+    go_through(situations, number, ranks, folder)
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory) -> list[dict[str, str]]:
-    """Run both ranks to their end, or end them."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    logs = [(folder / f"{number}.log").open("w+") for number in range(RANKS)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(number), str(folder)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        for number, log in enumerate(logs)
-    ]
-    deadline = time.monotonic() + 120
-    try:
-        for rank in ranks:
-            rank.wait(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    said = []
-    for number, log in enumerate(logs):
-        log.seek(0)
-        said.append(log.read()[-3000:])
-        log.close()
-        if not (folder / f"{number}.json").exists():
-            pytest.fail(f"rank {number} left nothing:\n" + "\n".join(said))
-    return [json.loads((folder / f"{number}.json").read_text()) for number in range(RANKS)]
+def answers(tmp_path_factory) -> Answers:
+    return run_ranks(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_each_rank_finds_the_same(name, answers):
-    for number, one in enumerate(answers):
-        answer = one.get(name, "not reached")
-        if answer != "right":
-            pytest.fail(f"rank {number}: {answer}", pytrace=False)
+    judge(name, answers)
 
 
 def test_one_process(single_process_group):
@@ -483,12 +434,12 @@ def test_one_process(single_process_group):
         assert isinstance(model.emb.weight, DTensor)
         with tp.materialize_audit(model) as audit:
             model.to_empty(device="cpu")
-            if recomputed:
-                recompute(model)
+            if recomputed:  # as the rest of it is: forward would refuse a plain one among DTensors
+                model.inv_freq = distribute_tensor(FREQUENCIES.clone(), mesh, [Replicate()])
             options = StateDictOptions(full_state_dict=True)
             set_model_state_dict(model, {key: value.clone() for key, value in full.items()}, options=options)
         assert found(audit) == ([] if recomputed else [("TP402", "warning", ["inv_freq"])])
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

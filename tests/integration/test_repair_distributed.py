@@ -6,13 +6,8 @@ TENSORPLAY_HYPERPARALLEL names the folder that holds hyper_parallel.
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
-import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,8 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tensorplay import dtensor
 from tests.conftest import need
-from tests.helpers import ROOT
 from tests.hyperparallel import Mesh, fully_shard, materialize, on_meta, sharded_params
+from tests.ranks import Answers, go_through, judge, run_ranks
 
 pytestmark = pytest.mark.long
 
@@ -329,79 +324,24 @@ def the_library_trains_after_the_repair() -> None:
 
 
 def main(kind: str, number: int, ranks: int, folder: Path) -> None:
-    """Be one rank; leave what became of each situation in a file."""
+    """Be one rank."""
     if kind == "real":
         os.environ["HYPER_PARALLEL_PLATFORM"] = "torch"
         sys.path.insert(0, os.environ["TENSORPLAY_HYPERPARALLEL"])
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=30)
-    store = dist.FileStore(str(folder / "store"), ranks)
-    dist.init_process_group("gloo", rank=number, world_size=ranks, store=store, timeout=timeout)
-    answers: dict[str, str] = {}
-    try:
-        for name, check in SITUATIONS[kind].items():
-            dist.barrier()
-            try:
-                check()
-                answers[name] = "right"
-            except Exception:
-                answers[name] = traceback.format_exc()
-            (folder / f"{number}.json").write_text(json.dumps(answers))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def run(kind: str, ranks: int, folder: Path) -> list[dict[str, str]]:
-    """Run all ranks to their end, or end them."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    logs = [(folder / f"{number}.log").open("w+") for number in range(ranks)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, kind, str(number), str(ranks), str(folder)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        for number, log in enumerate(logs)
-    ]
-    deadline = time.monotonic() + 120
-    try:
-        for process in processes:
-            process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    said = []
-    for number, log in enumerate(logs):
-        log.seek(0)
-        said.append(log.read()[-3000:])
-        log.close()
-        if not (folder / f"{number}.json").exists():
-            pytest.fail(f"rank {number} left nothing:\n" + "\n".join(said))
-    return [json.loads((folder / f"{number}.json").read_text()) for number in range(ranks)]
-
-
-def judge(name: str, answers: list[dict[str, str]]) -> None:
-    for number, one in enumerate(answers):
-        answer = one.get(name, "not reached")
-        if answer != "right":
-            pytest.fail(f"rank {number}: {answer}", pytrace=False)
+    go_through(lambda: SITUATIONS[kind], number, ranks, folder)
 
 
 @pytest.fixture(scope="module")
-def own_answers(tmp_path_factory) -> list[dict[str, str]]:
-    return run("own", 2, tmp_path_factory.mktemp("own"))
+def own_answers(tmp_path_factory) -> Answers:
+    return run_ranks(__file__, 2, tmp_path_factory.mktemp("own"), "own")
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def real_answers(request, tmp_path_factory) -> list[dict[str, str]]:
+def real_answers(request, tmp_path_factory) -> Answers:
     folder = os.environ.get("TENSORPLAY_HYPERPARALLEL", "")
     need("hyperparallel", bool(folder), "TENSORPLAY_HYPERPARALLEL names no folder with hyper_parallel")
-    return run("real", request.param, tmp_path_factory.mktemp("real"))
+    return run_ranks(__file__, request.param, tmp_path_factory.mktemp("real"), "real")
 
 
 @pytest.mark.parametrize("name", SITUATIONS["own"])

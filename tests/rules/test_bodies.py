@@ -12,30 +12,9 @@ from torch import nn
 
 import tensorplay as tp
 from tests import hyperparallel as hp
+from tests.dtensors import Sharded, Wrapped, over, unwrapped
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
-
-
-class Sharded(torch.Tensor):
-    """A DTensor over an ordinary body."""
-
-    _local_tensor: Any
-
-
-class Wrapped(torch.Tensor):
-    """A DTensor whose body has no memory."""
-
-    __slots__ = ["_local_tensor"]
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise NotImplementedError
-
-
-def over(body: torch.Tensor, local: Any, requires_grad: bool = False) -> Any:
-    tensor = torch.Tensor._make_subclass(Sharded, body, requires_grad)
-    tensor._local_tensor = local
-    return tensor
 
 
 class Form:
@@ -97,13 +76,6 @@ def transposed(form: Form) -> Any:
     return over(base[:4, :4], base.t()[:4, :4])
 
 
-def unwrapped(form: Form) -> Any:
-    slotted = type("Slotted", (torch.Tensor,), {"__slots__": ["_local_tensor"]})
-    tensor = torch.Tensor._make_subclass(slotted, form.tensor())
-    tensor._local_tensor = form.tensor()
-    return tensor
-
-
 POSITIVES: dict[str, list[Callable[[Form], Any]]] = {
     "TP410": [
         lambda form: over(form.tensor("meta"), form.tensor()),
@@ -128,7 +100,7 @@ POSITIVES: dict[str, list[Callable[[Form], Any]]] = {
     "TP420": [lambda form: (lambda x: over(x.data, x))(form.tensor())],
     "TP421": [computed],
     "TP422": [lambda form: (lambda x: over(x, x, True))(form.tensor())],
-    "TP423": [unwrapped],
+    "TP423": [lambda form: unwrapped(form.tensor(), form.tensor())],
 }
 """TP416 is told by check() as TP102; TP417 and TP418 need a framework: below."""
 

@@ -29,30 +29,7 @@ from tensorplay.bodies import bodies_of
 from tensorplay.repairs import REASONS
 from tensorplay.reports import Read
 from tests import hyperparallel as hp
-
-
-class Sharded(torch.Tensor):
-    """A DTensor over an ordinary body, and no more."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    _local_tensor: Any
-
-
-class Wrapped(torch.Tensor):
-    """A DTensor whose body has no memory."""
-
-    __slots__ = ["_local_tensor"]
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise NotImplementedError
-
-
-def over(body: torch.Tensor, local: Any, requires_grad: bool = False) -> Any:
-    """A DTensor with the body that is made of one tensor, and another as its local one."""
-    tensor = torch.Tensor._make_subclass(Sharded, body, requires_grad)
-    tensor._local_tensor = local
-    return tensor
+from tests.dtensors import Sharded, Wrapped, over
 
 
 def wrapper(device: str, local: Any, dtype: torch.dtype = torch.float32) -> Any:
