@@ -160,7 +160,7 @@ def test_each_way_is_made_and_found():
     assert {name: one.error for name, one in shown.items() if one.error} == {}
     codes = {name: set(one.codes) - {"TP104"} for name, one in shown.items()}
     assert codes == {
-        "local": {"TP101"},
+        "local": {"TP410"},
         "gradient": {"TP101"},
         "state": {"TP406"},
         "view": {"TP101"},
