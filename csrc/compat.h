@@ -147,6 +147,16 @@ inline bool custom_sizes(const c10::TensorImpl& impl) {
       c10::TensorImpl::SizesStridesPolicy::CustomSizes);
 }
 
+// Bit-fields, which nothing can point to.
+struct PolicyMirror : c10::TensorImpl {
+  static bool has_device(const c10::TensorImpl& impl) {
+    return static_cast<const PolicyMirror&>(impl).device_policy_;
+  }
+  static bool has_layout(const c10::TensorImpl& impl) {
+    return static_cast<const PolicyMirror&>(impl).layout_policy_;
+  }
+};
+
 // The compressed sparse layouts share their keys; only this virtual tells them apart. It never enters Python.
 inline c10::Layout compressed_layout(const c10::TensorImpl& impl) {
   return (impl.*expose_layout_impl(detail::layout_implTag{}))();

@@ -92,7 +92,7 @@ SIGNATURES = {
         "tuple[memoryview, list[HeapEntry], list[tuple[memoryview, str, int, str, HeapCycle, int, int]], "
         "list[int], bool]"
     ),
-    "local_tensor": "(object: object, /) -> tuple[bool, torch.Tensor | None] | None",
+    "local_tensor": "(object: object, /) -> tuple[bool, bool, torch.Tensor | None] | None",
     "data_alias": "(tensor: torch.Tensor, /) -> TensorRecord | None",
     "own_value": "(object: object, name: str, /) -> Any",
     "dtensor_states": "(tensor: torch.Tensor, /) -> tuple[str, ...]",
@@ -100,9 +100,11 @@ SIGNATURES = {
         "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, whole: bool, /) -> "
         "tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]"
     ),
+    "dispatch_form": "(tensor: torch.Tensor, /) -> tuple[int, bool, bool, bool, bool]",
     "apply_repair": (
         "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, "
-        "registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str]"
+        "registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) "
+        "-> tuple[str, str, str]"
     ),
     "undo_repairs": "(done: list[tuple[Any, Any, int]], /) -> bool",
     "repair_checks": "() -> list[str]",
@@ -156,6 +158,7 @@ def native_stubs() -> str:
         "_Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]",
         "",
         "BUILD_INFO: Mapping[str, Any]",
+        "DTENSOR_STATES: tuple[str, ...]",
         "KNOWS_EXCHANGE: bool",
         "",
         "FrameLocals: TypeAlias = tuple[str, str, int, list[tuple[str, Any]]]",

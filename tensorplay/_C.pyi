@@ -11,6 +11,7 @@ _Slot = TypeVar("_Slot", bound=tuple[Any, ...])
 _Region = tuple[Sequence[int], Sequence[int], int, int] | tuple[Sequence[int], Sequence[int], int, int, int]
 
 BUILD_INFO: Mapping[str, Any]
+DTENSOR_STATES: tuple[str, ...]
 KNOWS_EXCHANGE: bool
 
 FrameLocals: TypeAlias = tuple[str, str, int, list[tuple[str, Any]]]
@@ -421,8 +422,8 @@ class TensorRecord:
     def inner(self) -> tuple[tuple[str, TensorRecord], ...]:
         """(role, TensorRecord) of each tensor this one is made of."""
 
-def apply_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str]:
-    """Exchange the body for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, refused or taken back; the check). The object that gets the old body is put into the list `journal` first. `trip` names a check to fail."""
+def apply_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str, str]:
+    """Exchange the body for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, refused or taken back; the check; what was said of it). The object that gets the old body is put into the list `journal` first. `trip` names a check to fail."""
 
 def buffer_of(object: object, /) -> tuple[int, int] | None:
     """Answer address and bytes of the buffer a built-in object has now, or None."""
@@ -447,6 +448,9 @@ def data_alias(tensor: torch.Tensor, /) -> TensorRecord | None:
 
 def differences_of(ours: list[Any], theirs: list[Any], /) -> bytes:
     """Answer for each two tensors a byte of what differs: shape 1, dtype 2, device 4, kind 8, ours on meta 16, theirs on meta 32, their memory meets 64, requires_grad 128."""
+
+def dispatch_form(tensor: torch.Tensor, /) -> tuple[int, bool, bool, bool, bool]:
+    """Answer the dispatch keys without what names a backend, and whether strides, sizes, device and layout are asked of somebody else than the impl."""
 
 def dtensor_states(tensor: torch.Tensor, /) -> tuple[str, ...]:
     """Name the states of a DTensor's body beside its local tensor, the worst first. ValueError where it has none."""
@@ -505,8 +509,8 @@ def learn_storage_slice(tensor: object, /) -> None:
 def live_graph() -> tuple[list[torch.Tensor], list[Any], list[Any]]:
     """Answer every tensor that has a Python object now, by type alone, those hidden by gc.freeze() too; every such node of autograd; and every frame of an activation checkpoint."""
 
-def local_tensor(object: object, /) -> tuple[bool, torch.Tensor | None] | None:
-    """Answer, of a DTensor of any library, whether its class keeps the local tensor in a slot, and the local tensor or None. None for anything else. Runs no property."""
+def local_tensor(object: object, /) -> tuple[bool, bool, torch.Tensor | None] | None:
+    """Answer, of a DTensor of any library, whether its body is a wrapper without memory, whether operators reach its class by the Python key, and the local tensor or None. None for anything else. Runs no property."""
 
 def mapped_files(ranges: Sequence[tuple[int, int]], /) -> list[list[tuple[int, int, int, str, str, bool]]]:
     """Answer, for each half-open range of addresses, the mappings of files that hold a byte of it: (begin, end, offset in the file, the file's device and inode, path, shared)."""

@@ -17,19 +17,21 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 import torch
 
-from tensorplay.classes import class_name, mro, namespace
+from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import FAULTLESS, CommunicationBuffer, DTensorLayers, Said
-from tensorplay.modules import Modules, Orphans
+from tensorplay.modules import Modules, Orphans, Slot
 from tensorplay.reports import Read
 
 __all__ = [
     "Body",
     "ShardingState",
+    "as_sharded",
     "bodies_in",
     "bodies_of",
     "dimension_of",
     "is_dtensor",
     "is_sharding_state",
+    "is_torchs_own",
     "placements_in",
     "placements_of",
     "reread",
@@ -80,7 +82,9 @@ class Body(NamedTuple):
     tensor: Any
     record: Any
     is_wrapper: bool
-    """Whether its class keeps the local tensor in a slot, so that the body has no memory by design."""
+    """Whether the body has no memory by design."""
+    has_key: bool
+    """Whether operators are to reach its class by the body's Python key."""
     local: Any
     """None where there is none."""
     local_record: Any
@@ -91,6 +95,8 @@ class Body(NamedTuple):
     """Optimizers that hold another parameter in its place."""
     is_plain: bool = False
     """Whether it is no DTensor at all, but was handed in as one."""
+    is_registered: bool = True
+    """Whether a module has it, so that a look at the module finds it."""
 
     @property
     def state(self) -> str:
@@ -183,6 +189,12 @@ def is_dtensor(tensor: object) -> bool:
     return C.local_tensor(tensor) is not None
 
 
+def is_torchs_own(cls: type) -> bool:
+    """Tell whether a class is torch's own DTensor, or derives from it."""
+    known = sys.modules.get("torch.distributed.tensor")
+    return known is not None and derives(cls, known.DTensor)
+
+
 def bodies_of(
     pairs: Iterable[tuple[str, Any]],
     sharding: Iterable[ShardingState] = (),
@@ -200,23 +212,21 @@ def bodies_of(
     for one in sharding:
         known.setdefault(id(one.parameter), []).append(one)
         by_path.setdefault(one.path, []).append(one)
-    replaced: dict[str, list[str]] = {}
+    replaced: dict[str, tuple[str, ...]] = {}
     for orphan in orphans:
         for key in orphan.replaced_by:
-            replaced.setdefault(key, []).append(orphan.optimizer)
+            replaced[key] = (*replaced.get(key, ()), orphan.optimizer)
     found = []
     for path, tensor in pairs:
         kept = C.local_tensor(tensor)
         if kept is None:
             continue
-        is_wrapper, local = kept
+        is_wrapper, has_key, local = kept
         of_it = tuple({id(one.state): one for one in (*known.get(id(tensor), ()), *by_path.get(path, ()))}.values())
         record = C.read(tensor, 2)
         local_record = None if local is None else C.read(local, 3)
         states = ["NO_LOCAL"] if local is None or local is tensor else list(C.dtensor_states(tensor))
-        is_aside = any(not one.is_sharded for one in of_it)  # the optimizer holds it, and the module another one
-        in_place = () if is_aside else tuple(replaced.get(path, ()))
-        body = Body(path, tensor, record, is_wrapper, local, local_record, (), of_it, in_place)
+        body = Body(path, tensor, record, is_wrapper, has_key, local, local_record, (), of_it, replaced.get(path, ()))
         found.append(body._replace(states=_with_surroundings(body, states)))
     return found
 
@@ -235,24 +245,45 @@ def reread(body: Body) -> Body:
     return body._replace(record=C.read(body.tensor, 3), states=_with_surroundings(body, states))
 
 
-_AFTER_MEMORY = frozenset(
-    {"LOCAL_NONLEAF", "LOCAL_INFERENCE", "VERSION_SPLIT", "REQUIRES_GRAD", "PENDING", "OK", "HELD", "FLAT", "EMPTY"}
-)
+_RANKS: dict[str, float] = {name: number for number, name in enumerate(C.DTENSOR_STATES)}
+_RANKS |= {"DETACHED": _RANKS["STRIDE"] + 0.25, "COMM_STALE": _RANKS["STRIDE"] + 0.5}
+"""The worst first; two of them only what is around a DTensor shows."""
 
 
 def _with_surroundings(body: Body, states: list[str]) -> tuple[str, ...]:
-    """Put in their place the states that only what is around a DTensor shows."""
-    more = ["DETACHED"] if body.replaced_in else []
-    for one in body.sharding:
-        if one.is_detached and not more:
-            more.append("DETACHED")
-        if _is_stale(one, body.local_record):
-            more.append("COMM_STALE")
+    """Put in their place the states that what is around a DTensor shows, and what its placements say."""
+    more = []
+    if "NO_PYTHON_KEY" not in states and _is_no_part(body):  # with the key the global shape is gone
+        more.append("SHAPE")
+    if body.replaced_in or any(one.is_detached for one in body.sharding):
+        more.append("DETACHED")
+    if any(_is_stale(one, body.local_record) for one in body.sharding):
+        more.append("COMM_STALE")
     if not more:
         return tuple(states)
-    states = [state for state in states if state not in FAULTLESS]
-    at = next((number for number, state in enumerate(states) if state in _AFTER_MEMORY), len(states))
-    return (*states[:at], *more, *states[at:])
+    return tuple(sorted((*(state for state in states if state not in FAULTLESS), *more), key=_RANKS.__getitem__))
+
+
+def _is_no_part(body: Body) -> bool:
+    """Tell whether the local tensor of a wrapper cannot be what torch's own placements make of the global shape."""
+    if not body.is_wrapper or body.local_record is None or body.local_record.kind not in ("strided", "meta"):
+        return False
+    whole, part = body.record.impl.shape, body.local_record.impl.shape
+    placements = placements_in(body.tensor)
+    if whole is None or part is None or not all(type(size) is int for size in (*whole, *part)):
+        return False
+    known = [_is_torchs_placement(type(one)) and class_name(type(one)) in _KEEPING for one in placements]
+    if not known or not all(known):
+        return False
+    if len(whole) != len(part):
+        return True
+    sharded = {dim % len(whole) for one in placements if (dim := dimension_of(one)) is not None and whole}
+    sizes = enumerate(zip(part, whole, strict=True))
+    return any(size > full if dim in sharded else size != full for dim, (size, full) in sizes)
+
+
+_KEEPING = frozenset({"Shard", "_StridedShard", "Replicate", "Partial"})
+"""Placements that keep the number of dimensions, and cut no other than their own."""
 
 
 def _is_stale(one: ShardingState, local: Any) -> bool:
@@ -311,6 +342,17 @@ def with_sharded(pairs: Iterable[tuple[str, Any]], sharding: Iterable[ShardingSt
     return [pair for pair in found if C.is_tensor(pair[1])]
 
 
+def as_sharded(slots: Iterable[Slot], sharding: Iterable[ShardingState]) -> list[Slot]:
+    """Answer what is registered with the sharded parameters in place of the gathered ones, as after resharding."""
+    aside = {one.path: one.parameter for one in sharding if not one.is_sharded and C.is_tensor(one.parameter)}
+    return [
+        slot._replace(tensor=aside[slot.key], record=C.read(aside[slot.key], 2))
+        if slot.is_parameter and slot.key in aside
+        else slot
+        for slot in slots
+    ]
+
+
 def is_sharding_state(obj: object) -> bool:
     """Tell whether an object is what a framework keeps of a sharded parameter."""
     own = C.instance_dict(obj)
@@ -358,14 +400,14 @@ def placements_of(tensor: Any) -> tuple[str, ...]:
     return tuple(map(_placement_text, placements_in(tensor)))
 
 
-def _is_torchs_own(cls: type) -> bool:
+def _is_torchs_placement(cls: type) -> bool:
     known = sys.modules.get("torch.distributed.tensor.placement_types")
     return known is not None and vars(known).get(class_name(cls)) is cls
 
 
 def dimension_of(placement: Any) -> int | None:
     """Answer the tensor's dimension that a placement shards; None where it names none."""
-    if _is_torchs_own(type(placement)):
+    if _is_torchs_placement(type(placement)):
         dim = getattr(placement, "dim", None)  # in C++ where torch has it there
         return dim if type(dim) is int else None
     return next((dim for name in ("dim", "_dim") if type(dim := C.own_value(placement, name)) is int), None)
@@ -373,7 +415,7 @@ def dimension_of(placement: Any) -> int | None:
 
 def _placement_text(placement: Any) -> str:
     """Write a placement as its class would; one of a class of its own by its name and dimension."""
-    if _is_torchs_own(type(placement)):
+    if _is_torchs_placement(type(placement)):
         return repr(placement)
     dim = dimension_of(placement)
     return f"{class_name(type(placement))}({'' if dim is None else f'dim={dim}'})"

@@ -15,11 +15,13 @@ import msgspec
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
+import torch
 from torch import nn
 
 from tensorplay.bodies import (
     Body,
     ShardingState,
+    as_sharded,
     bodies_in,
     bodies_of,
     is_dtensor,
@@ -30,7 +32,7 @@ from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.errors import Reason, RepairRefused
 from tensorplay.inspection import outside_compiled_code
-from tensorplay.layers import FAULTLESS, DTensorLayers, Finding, RepairPlan
+from tensorplay.layers import FAULTLESS, Document, DTensorLayers, Finding, RepairPlan
 from tensorplay.modules import Modules, collection_paused, orphans_of
 from tensorplay.repairs import Attempt, Method, Options, Places, reasons_of, undo
 from tensorplay.reports import Read, Report
@@ -66,6 +68,12 @@ class Verification(Report):
     """A report on the layers of one DTensor."""
 
     __slots__ = ()
+    about = ("dtensors",)
+
+    @classmethod
+    def is_kind_of(cls, document: Document) -> bool:
+        """Tell whether a stored document is one of such a report: about one DTensor, and no repair."""
+        return super().is_kind_of(document) and len(document.dtensors) == 1 and not document.repairs
 
     @property
     def layers(self) -> DTensorLayers:
@@ -98,9 +106,20 @@ class Verification(Report):
 
 
 class Verifications(Report, Mapping[str, Verification]):
-    """A report on the DTensors of a model: a mapping of name to the report on each."""
+    """A report on the DTensors of a model: a mapping of name to the report on each.
+
+    Two of them are equal where they are one object, as other reports are.
+    """
 
     __slots__ = ()
+    about = ("dtensors",)
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @classmethod
+    def is_kind_of(cls, document: Document) -> bool:
+        """Tell whether a stored document is one of such a report, and not of a repair."""
+        return super().is_kind_of(document) and not document.repairs
 
     @property
     def states(self) -> dict[str, str]:
@@ -140,6 +159,12 @@ class Repair(Report):
     """A report on a repair: every check of every DTensor, and what was done."""
 
     __slots__ = ()
+    about = ("dtensors",)
+
+    @classmethod
+    def is_kind_of(cls, document: Document) -> bool:
+        """Tell whether a stored document is one of a repair; one of an empty model says no more than a look at it."""
+        return super().is_kind_of(document) and len(document.repairs) == len(document.dtensors)
 
     @property
     def plans(self) -> tuple[RepairPlan, ...]:
@@ -229,12 +254,12 @@ def _read(
     if C.is_tensor(x):
         name = name or caller.argument("x", 0)
         found = bodies_of([(name, x)])
-        return _Found(found or [Body(name, x, C.read(x, 4), False, None, None, ("NO_LOCAL",), is_plain=True)])
+        return _Found(found or [Body(name, x, C.read(x, 4), False, False, None, None, ("NO_LOCAL",), is_plain=True)])
     if not derives(type(x), nn.Module):
         raise TypeError(f"dtensor.{call}() takes a tensor or a module, got {class_name(type(x))}")
     modules = Modules(x)
     sharding = sharding_states([modules])
-    orphans = orphans_of(optimizers, modules.slots) if optimizers else []
+    orphans = orphans_of(optimizers, as_sharded(modules.slots, sharding)) if optimizers else []
     return _Found(bodies_in(modules, sharding, orphans), modules, sharding)
 
 
@@ -256,7 +281,8 @@ def repair(
     version counter. ``method="public"`` exchanges all of the object for a donor of its class by
     ``torch.utils.swap_tensors``: what torch's own DTensor needs, whose body is a wrapper. All checks come first; after
     the exchange all is verified, and exchanged back where one thing is not as it has to be. A model's DTensors are
-    repaired all or none. What is in order already, or still on meta altogether, is left alone.
+    repaired all or none. What is in order already, or still on meta altogether, is left alone. Within a function that
+    torch.compile compiles it runs between the graphs, as code that is not compiled.
 
     Args:
         x: a tensor, or a module.
@@ -283,15 +309,25 @@ def repair(
     Source: torch/csrc/Module.cpp ``_swap_tensor_impl``, torch/utils/__init__.py ``swap_tensors``, torch 2.13 and 2.14.
     """
     caller = Caller.at(sys._getframe(1))
-    how = _Asked(_options(method, requires_grad, migrate), optimizer, registered_in, partial, dry_run)
+    how = _Asked.of(
+        caller,
+        method=method,
+        optimizer=optimizer,
+        registered_in=registered_in,
+        requires_grad=requires_grad,
+        migrate=migrate,
+        partial=partial,
+        dry_run=dry_run,
+    )
     return _repaired(x, how, caller)
 
 
 def _options(method: str, requires_grad: object, migrate: object) -> Options:
     if method not in ("impl", "public"):
         raise ValueError(f"repair(method=) takes 'impl' or 'public', got {method!r}")
-    if requires_grad not in ("keep", True, False) or type(requires_grad) not in (str, bool):
-        raise TypeError(f"repair(requires_grad=) takes 'keep', True or False, got {requires_grad!r}")
+    if type(requires_grad) is not bool and not (type(requires_grad) is str and requires_grad == "keep"):
+        got = repr(requires_grad) if type(requires_grad) in (str, int) else class_name(type(requires_grad))
+        raise TypeError(f"repair(requires_grad=) takes 'keep', True or False, got {got}")
     if not isinstance(migrate, (str, list, tuple, set, frozenset)):
         raise TypeError(f"repair(migrate=) takes 'hooks', 'grad' or both in a tuple, got {class_name(type(migrate))}")
     named = (migrate,) if isinstance(migrate, str) else tuple(migrate)
@@ -307,20 +343,43 @@ class _Asked(NamedTuple):
     """What repair() was asked for."""
 
     options: Options
-    optimizer: object = None
-    registered_in: object = ()
-    partial: bool = False
-    dry_run: bool = False
+    optimizers: list[tuple[str, Any]]
+    """With their names."""
+    registered_in: list[nn.Module]
+    partial: bool
+    dry_run: bool
 
     @classmethod
-    def of(cls, call: str, options: dict[str, Any]) -> _Asked:
-        """Check repair()'s options ahead of what comes before it."""
+    def of(
+        cls,
+        caller: Caller,
+        *,
+        method: str = "impl",
+        optimizer: object = None,
+        registered_in: object = (),
+        requires_grad: object = "keep",
+        migrate: object = (),
+        partial: object = False,
+        dry_run: object = False,
+    ) -> _Asked:
+        """Check what was asked, ahead of all that is done."""
+        for name, value in (("partial", partial), ("dry_run", dry_run)):
+            if type(value) is not bool:
+                raise TypeError(f"repair({name}=) takes True or False, got {class_name(type(value))}")
+        return cls(
+            _options(method, requires_grad, migrate),
+            named_optimizers(optimizer, caller, "dtensor.repair", 1),
+            _modules_in(registered_in),
+            partial is True,
+            dry_run is True,
+        )
+
+    @classmethod
+    def for_call(cls, call: str, options: dict[str, Any], caller: Caller) -> _Asked:
+        """Check the same where it was handed in as keywords of another call."""
         if unknown := [name for name in options if name not in _OPTIONS]:
             raise TypeError(f"dtensor.{call}() has no argument {unknown[0]!r}; repair() has {', '.join(_OPTIONS)}")
-        rest = dict(options)
-        _modules_in(rest.get("registered_in", ()))
-        checked = _options(rest.pop("method", "impl"), rest.pop("requires_grad", "keep"), rest.pop("migrate", ()))
-        return cls(checked, **rest)
+        return cls.of(caller, **options)
 
 
 def _repaired(x: object, how: _Asked, caller: Caller, name: str | None = None) -> Repair:
@@ -331,8 +390,7 @@ def _repaired(x: object, how: _Asked, caller: Caller, name: str | None = None) -
             if body.is_plain:
                 kind = class_name(type(body.tensor))
                 raise TypeError(f"dtensor.repair() takes a DTensor or a module, {body.path} is a {kind}")
-        optimizers = named_optimizers(how.optimizer, caller, "dtensor.repair", 1)
-        places = _Places(found, _modules_in(how.registered_in), optimizers)
+        places = _Places(found, how.registered_in, how.optimizers)
         attempts = [Attempt(body, how.options, places.of(body)) for body in found.bodies]
         if not how.dry_run:
             _apply(attempts, how.partial)
@@ -482,9 +540,11 @@ class repair_context:
     def __init__(self, model: object, **options: Any) -> None:
         self._model = model
         self._caller = Caller.at(sys._getframe(1))
-        if not (C.is_tensor(model) or derives(type(model), nn.Module)):
+        # A class of its own may get its local tensor within.
+        may_become_one = C.is_tensor(model) and not any(type(model) is one for one in (torch.Tensor, nn.Parameter))
+        if not (may_become_one or derives(type(model), nn.Module)):
             raise TypeError(f"dtensor.repair_context() takes a module or a DTensor, got {class_name(type(model))}")
-        self._how = _Asked.of("repair_context", options)
+        self._how = _Asked.for_call("repair_context", options, self._caller)
         self.report: Repair | None = None
         """What was done, after the end."""
 
@@ -504,6 +564,7 @@ class repair_context:
         return self.report.to_json()
 
     def __enter__(self) -> repair_context:
+        self.report = None
         return self
 
     def __exit__(
@@ -539,15 +600,23 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
             f"dtensor.reset_sharded_param() takes a framework's sharding state, with sharded_param and "
             f"_sharded_param_data; got {class_name(type(state))}"
         )
-    how = _Asked.of("reset_sharded_param", options)
-    (reset or state.reset_sharded_param)()
+    caller = Caller.at(sys._getframe(1))
+    how = _Asked.for_call("reset_sharded_param", options, caller)
+    again = getattr(state, "reset_sharded_param", None) if reset is None else reset
+    if not callable(again):
+        raise TypeError(
+            f"{class_name(type(state))} has no reset_sharded_param(): hand in what resets it, reset_sharded_param("
+            "state, reset)"
+            if reset is None
+            else f"reset_sharded_param(reset=) takes what is called, got {class_name(type(reset))}"
+        )
+    again()
     name = C.own_value(C.own_value(state, "_module_info"), "param_name")
     name = name if type(name) is str and name else "sharded_param"
     tensor = C.own_value(state, "sharded_param")
     found = bodies_of([(name, tensor)])
     if not found:
         raise TypeError(f"the sharded_param of {class_name(type(state))} is no DTensor")
-    caller = Caller.at(sys._getframe(1))
     if found[0].is_wrapper and how.options.method == "impl" and found[0].state in FAULTLESS:
         _LOG.info("%s: %s, nothing to repair", name, found[0].state)
         return _report([Attempt(found[0], how.options, Places())], caller)

@@ -40,6 +40,7 @@ class GraphReport(Report):
     """A report whose text is the graph behind some tensors."""
 
     __slots__ = ()
+    about = ("graph", "saved")
 
     @property
     def graph(self) -> GraphSummary:

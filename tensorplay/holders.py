@@ -33,6 +33,7 @@ class HoldersReport(Report):
     """A report whose text is who keeps an object alive."""
 
     __slots__ = ()
+    about = ("holders",)
 
     @property
     def holders(self) -> tuple[Holder, ...]:

@@ -18,7 +18,7 @@ from torch._C._dynamo import eval_frame
 
 from tensorplay.arrays import owner_of, producer_of, read_array
 from tensorplay.backward import Graph, Known
-from tensorplay.bodies import Body, bodies_of, sharding_states, with_sharded
+from tensorplay.bodies import Body, bodies_of, with_sharded
 from tensorplay.callers import Caller
 from tensorplay.classes import class_name, derives
 from tensorplay.differences import Held, changes_between, compared
@@ -458,10 +458,12 @@ def _state(found: Found) -> ModelState | None:
 
 def _bodies(found: Found, state: ModelState | None) -> list[Body]:
     """Read the DTensors; one whose memory was released is a tensor that reaches past its storage."""
-    sharding = sharding_states([] if state is None else state.modules)
+    sharding = [] if state is None else state.sharding
     places = [(place.path, place.tensor) for place in found.places if place.tensor is not None]
+    registered = {id(slot.tensor) for slot in (() if state is None else state.slots)}
+    registered |= {id(one.parameter) for one in sharding}
     bodies = bodies_of(with_sharded(places, sharding), sharding)
-    return [body for body in bodies if body.state != "FREED"]
+    return [body._replace(is_registered=id(body.tensor) in registered) for body in bodies if body.state != "FREED"]
 
 
 def _placement(found: Found, grads: bool) -> Placement:

@@ -31,6 +31,7 @@ class GrowthReport(Report):
     """A report whose text is what came and went between two moments."""
 
     __slots__ = ()
+    about = ("growth",)
 
     @property
     def growth(self) -> Growth:

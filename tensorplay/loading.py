@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
+from tensorplay.bodies import ShardingState, as_sharded, sharding_states
 from tensorplay.layers import WITH_MEMORY, WRAPPERS, TensorRecord, Unread
 from tensorplay.mixed import Mixture, mixtures_of
 from tensorplay.modules import Modules, Orphans, Slot, held_by, orphans_of
@@ -613,7 +614,7 @@ def _mostly(some: set[str], others: set[str]) -> bool:
 
 def _has_local_memory(tensor: Any) -> bool:
     kept = C.local_tensor(tensor)
-    return kept is not None and kept[1] is not None and C.read(kept[1]).impl.device != "meta"
+    return kept is not None and kept[2] is not None and C.read(kept[2]).impl.device != "meta"
 
 
 class ModelState:
@@ -648,8 +649,10 @@ class ModelState:
         # Now: later others may refer to what an optimizer holds.
         self.held = held_by(optimizers)
         """Identities of what optimizers hold."""
-        self.orphans: list[Orphans] = orphans_of(optimizers, self.slots, observer_refs) if optimizers else []
+        self.orphans: list[Orphans] = []
         """What optimizers hold that no module has."""
+        if optimizers:
+            self.orphans = orphans_of(optimizers, as_sharded(self.slots, self.sharding), observer_refs)
 
     @functools.cached_property
     def slots(self) -> list[Slot]:
@@ -657,6 +660,11 @@ class ModelState:
         if len(self.modules) == 1:
             return self.modules[0].slots
         return list(itertools.chain.from_iterable(one.slots for one in self.modules))
+
+    @functools.cached_property
+    def sharding(self) -> list[ShardingState]:
+        """What frameworks keep of sharded parameters."""
+        return sharding_states(self.modules)
 
     @functools.cached_property
     def leftovers(self) -> list[Slot]:

@@ -227,6 +227,7 @@ class MismatchReport(Report):
     """A report whose text is what came to disagree, and what was found."""
 
     __slots__ = ()
+    about = ("mismatches",)
 
     @property
     def mismatches(self) -> tuple[Mismatch, ...]:

@@ -11,7 +11,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
-from tensorplay.bodies import placements_of, sharding_states
+from tensorplay.bodies import is_torchs_own, placements_of, sharding_states
 from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import WRAPPERS
 from tensorplay.modules import Modules, Slot
@@ -29,8 +29,8 @@ class Distributed(NamedTuple):
     slot: Slot
     placements: tuple[str, ...]
     """As repr() says each; empty where that is not known."""
-    is_wrapper: bool
-    """Whether its class keeps the local tensor in a slot, as torch's own does."""
+    is_torchs: bool
+    """Whether its class is torch's own."""
 
 
 class Mixture(NamedTuple):
@@ -92,8 +92,9 @@ def mixtures_of(modules: Sequence[Modules]) -> list[Mixture]:
 def _distributed(slot: Slot) -> Distributed | None:
     if id(type(slot.tensor)) in _NEVER_DISTRIBUTED:
         return None
-    local = C.local_tensor(slot.tensor)
-    return None if local is None else Distributed(slot, placements_of(slot.tensor), local[0])
+    if C.local_tensor(slot.tensor) is None:
+        return None
+    return Distributed(slot, placements_of(slot.tensor), is_torchs_own(type(slot.tensor)))
 
 
 def _meets_others(slot: Slot) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,12 @@ _OF_OPTIMIZER = re.compile(r"\.(state|param_groups)\[")
 _MOST_MEMBERS = 1000
 _MOST_PARAMETERS = 100_000
 _DATA = (Dataset, DataLoader, Sampler)
-"""What holds data is on the CPU on purpose: it is not looked into."""
+
+
+def _passed_over() -> tuple[type, ...]:
+    """Answer the classes that are not looked into: what holds data or ranks is on the CPU on purpose."""
+    mesh = sys.modules.get("torch.distributed.device_mesh")
+    return _DATA if mesh is None else (*_DATA, mesh.DeviceMesh)
 
 
 class Group(NamedTuple):
@@ -121,7 +127,7 @@ class Placement:
         self._optimizers = [optimizer for _, optimizer in optimizers]
         self._gradients = gradients
         self._numbers: dict[int, int] = {}
-        self.modules, groups = C.placement(nn.Module, self._roots, self._optimizers, gradients, _DATA)
+        self.modules, groups = C.placement(nn.Module, self._roots, self._optimizers, gradients, _passed_over())
         self.groups = [Group._make((*group[:-1], number)) for number, group in enumerate(groups)]
 
     def of(self, *roles: str) -> Iterator[Group]:
@@ -187,7 +193,8 @@ class Placement:
         numbers = [group.number for group in groups]
         if not numbers:
             return
-        answers = C.placement(nn.Module, self._roots, self._optimizers, self._gradients, _DATA, most, numbers)[1]
+        asked = (nn.Module, self._roots, self._optimizers, self._gradients, _passed_over(), most, numbers)
+        answers = C.placement(*asked)[1]
         for number in numbers:
             # Another thread may have changed a module meanwhile.
             if number < len(answers):

@@ -14,10 +14,10 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 # isort: split
 import torch
 
-from tensorplay.bodies import Body, dimension_of, placements_in, reread
-from tensorplay.classes import derives
+from tensorplay.bodies import Body, dimension_of, is_torchs_own, placements_in, reread
+from tensorplay.classes import class_name
 from tensorplay.errors import Reason
-from tensorplay.layers import CheckResult, RepairCheck, RepairPlan
+from tensorplay.layers import FAULTLESS, CheckResult, RepairCheck, RepairPlan
 from tensorplay.walk import slots_of
 
 __all__ = ["REASONS", "Attempt", "Method", "Options", "plan_of", "reasons_of", "undo"]
@@ -32,8 +32,8 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "local-not-body": ("its local tensor is the DTensor itself", "set _local_tensor to a plain tensor"),
     "local-not-dtensor": ("its local tensor is a DTensor too", "set _local_tensor to the shard, a plain tensor"),
-    "body-not-wrapper": (
-        "its body is a wrapper ({found}), as torch's own DTensor: exchanging the impl would drop its Python key",
+    "body-without-key": (
+        "operators reach its class by the Python key of its body, a {found}: an exchange of the impl would drop it",
         "use method='public'",
     ),
     "body-dense": (
@@ -65,7 +65,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "delete the views and drop the graph; tensorplay.who_holds(p) names holders",
     ),
     "no-weak-references": (
-        "C++ code has {found} weak references to the body's impl",
+        "C++ code has weak references to the body's impl ({found})",
         "end what watches the tensor from C++ first",
     ),
     "not-view": ("the body is a view that autograd tracks", "make the DTensor from a tensor that is no view"),
@@ -85,7 +85,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "{found} owners have the body's old storage: aliases of the body keep showing the old memory",
         "make them anew after the repair",
     ),
-    "local-materialized": ("the local tensor is on meta too", "materialise it first: to_empty(device=...), then load"),
+    "local-materialized": ("the local tensor is on meta", "materialise it first: to_empty(device=...), then load"),
     "local-leaf": ("the local tensor was computed, it is no leaf", "p._local_tensor = p._local_tensor.detach()"),
     "local-in-storage": (
         "the local tensor reaches past its storage, {found} bytes",
@@ -126,11 +126,11 @@ REASONS: dict[str, tuple[str, str]] = {
         "make the DTensor anew with from_local()",
     ),
     "registered": (
-        "{found} has not registered it",
+        "it is not registered in {found}",
         "hand in the module that has it, or leave registered_in out",
     ),
     "optimizer": (
-        "{found} does not hold it",
+        "it is not held by {found}",
         "build the optimizer from the model's parameters, where it is to be trained",
     ),
     "optimizer-state": (
@@ -142,11 +142,19 @@ REASONS: dict[str, tuple[str, str]] = {
         "call the framework's reset_sharded_param(), or tensorplay.dtensor.reset_sharded_param(state)",
     ),
     "weak-references": (
-        "{found} Python weak references point at it, which torch.utils.swap_tensors does not allow",
+        "Python weak references point at it ({found}), which torch.utils.swap_tensors does not allow",
         "use method='impl' where its body is no wrapper, or drop the references",
     ),
-    "donor": ("no donor of its class could be made", "make the DTensor anew"),
-    "exchange": ("PyTorch refused the exchange", "tensorplay.dtensor.verify(p) shows its state"),
+    "global-shape": (
+        "its global shape was lost with the Python key of its body",
+        "make the DTensor anew from its local tensor",
+    ),
+    "mends": (
+        "an exchange of the body does not mend {found}",
+        "the finding on it says what does",
+    ),
+    "donor": ("no donor of its class could be made: {found}", "make the DTensor anew"),
+    "exchange": ("the exchange was refused: {found}", "try the other method, or make the DTensor anew"),
     "plan": ("what the plan rests on changed meanwhile", "repair again"),
     "hooks": (
         "its hooks could not be attached to the new body",
@@ -155,7 +163,8 @@ REASONS: dict[str, tuple[str, str]] = {
 }
 """What is wrong where a check does not hold, and the way out."""
 
-_AFTER = "after the exchange {found} was not as it has to be: it was exchanged back"
+_AFTER = "after the exchange {found} was not as it has to be, and it was exchanged back"
+_AFTER_WAY = "repair where no other thread works with it, or make the DTensor anew from its local tensor"
 
 
 class Options(NamedTuple):
@@ -197,6 +206,8 @@ class Attempt:
         self.plan = plan_of(body, options, places)
         self._journal: list[Any] = []
         """The donor, from before the exchange on."""
+        self._whole: _Whole | None = None
+        self._now: Body | None = None
 
     @property
     def is_open(self) -> bool:
@@ -207,7 +218,7 @@ class Attempt:
         """Exchange and verify; on failure everything is as before, and the plan says so."""
         options = self.options
         if options.method == "impl":
-            end, failed = C.apply_repair(
+            end, failed, said = C.apply_repair(
                 self.body.tensor,
                 options.wanted,
                 options.hooks,
@@ -217,16 +228,14 @@ class Attempt:
                 trip,
             )
         else:
-            end, failed = _swap_whole(self.body, options, self.places, self._journal, trip)
+            self._whole = _Whole(self.body, options, self.places)
+            end, failed, said = self._whole.exchange(self._journal, trip)
         if end == "done":
-            self.plan = msgspec.structs.replace(
-                self.plan, outcome="repaired", after=C.dtensor_states(self.body.tensor)[0]
-            )
+            self._now = reread(self.body)
+            self.plan = msgspec.structs.replace(self.plan, outcome="repaired", after=self._now.state)
             return
         self._journal.clear()
-        before = end == "refused" or failed == "hooks"
-        reason = _reason(failed, "") if before and failed in REASONS else _AFTER.format(found=failed)
-        check = RepairCheck(name=failed, result="refused", found=failed, reason=reason)
+        check = RepairCheck(name=failed, result="refused", found=said, reason=_failed(end, failed, said))
         outcome = "refused" if end == "refused" else "taken back"
         self.plan = msgspec.structs.replace(self.plan, outcome=outcome, checks=(*self.plan.checks, check))
 
@@ -235,6 +244,12 @@ class Attempt:
         """The object, the one that may have its old body, and the address of that; empty where nothing was begun."""
         return [(self.body.tensor, donor, self.body.record.impl.address) for donor in self._journal[:1]]
 
+    def put_back(self) -> None:
+        """Exchange a whole DTensor back, where it was exchanged."""
+        if self._whole is not None:
+            for donor in self._journal[:1]:
+                self._whole.put_back(donor)
+
     def mark_taken_back(self) -> None:
         """Say in the plan that it was exchanged back."""
         if self.plan.outcome == "repaired":
@@ -242,9 +257,7 @@ class Attempt:
 
     def body_now(self) -> Body:
         """Read the body anew, where it was exchanged; what is around it is as it was."""
-        if self.plan.outcome != "repaired":
-            return self.body
-        return reread(self.body)
+        return self._now if self._now is not None and self.plan.outcome == "repaired" else self.body
 
     def close(self) -> None:
         """Let the old body go."""
@@ -253,14 +266,12 @@ class Attempt:
 
 def undo(attempts: Sequence[Attempt]) -> None:
     """Exchange back all that was exchanged."""
-    exchanged = [entry for attempt in attempts for entry in attempt.exchanged]
     options = attempts[0].options if attempts else Options()
     if options.method == "impl":
-        C.undo_repairs(exchanged)
+        C.undo_repairs([entry for attempt in attempts for entry in attempt.exchanged])
     else:
-        for tensor, donor, before in reversed(exchanged):
-            if C.read(donor).impl.address == before:
-                _swap(tensor, donor)
+        for attempt in reversed(attempts):
+            attempt.put_back()
     for attempt in attempts:
         attempt.mark_taken_back()
 
@@ -286,6 +297,7 @@ def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
     else:
         count = weakref.getweakrefcount(body.tensor)
         holds("weak-references", count == 0, str(count))
+        holds("global-shape", "NO_PYTHON_KEY" not in body.states or is_torchs_own(type(body.tensor)))
     holds("compile", not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None)
     wrong_placement = _wrong_placement(body)
     check(
@@ -306,6 +318,8 @@ def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
         holds("buffer", "COMM_STALE" not in body.states, "", "reported")
     else:
         check("buffer", "not checked")
+    if body.local is not None and not is_needed and body.state not in FAULTLESS:
+        check("mends", "reported", body.state)
     refused = any(one.result == "refused" for one in checks)
     if not is_needed and body.local is not None:
         outcome = "pending" if body.state == "PENDING" else "unchanged"
@@ -317,7 +331,7 @@ def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
 def reasons_of(plans: Sequence[RepairPlan]) -> list[Reason]:
     """Answer why plans were refused or taken back: each check that did not hold, with the way out."""
     return [
-        Reason(f"{plan.name}: {check.reason}", name=check.name, tensor=plan.name, way_out=_way_out(check.name))
+        Reason(f"{plan.name}: {check.reason}", name=check.name, tensor=plan.name, way_out=_way_out(plan, check))
         for plan in plans
         if plan.outcome in ("refused", "taken back")
         for check in plan.checks
@@ -345,8 +359,16 @@ def _reason(name: str, found: str) -> str:
     return f"{wrong.format(found=found)}: {way_out}"
 
 
-def _way_out(name: str) -> str:
-    return REASONS[name][1] if name in REASONS else "tensorplay.dtensor.verify(p) shows its state"
+def _failed(end: str, name: str, said: str) -> str:
+    """Say what did not hold: of the checks before the exchange, or of those after it."""
+    if (end == "refused" or name == "hooks") and name in REASONS:
+        return _reason(name, said)
+    return f"{_AFTER.format(found=name)}: {_AFTER_WAY}"
+
+
+def _way_out(plan: RepairPlan, check: RepairCheck) -> str:
+    is_after = plan.outcome == "taken back" and check is plan.checks[-1] and check.name != "hooks"
+    return _AFTER_WAY if is_after or check.name not in REASONS else REASONS[check.name][1]
 
 
 _DIMENSIONS = ("_mesh_shape", "mesh_shape", "_shape", "shape", "_ndim", "ndim")
@@ -357,11 +379,14 @@ def _wrong_placement(body: Body) -> str | None:
     placements = placements_in(body.tensor)
     if not placements or body.local_record is None:
         return None
+    if body.is_wrapper and "SHAPE" in body.states:
+        whole, part = (list(record.impl.shape) for record in (body.record, body.local_record))
+        return f"{part} is no part of {whole}, {body.placements}"
     dims = len(body.local_record.impl.shape or ())
     for placement in placements:
         dim = dimension_of(placement)
         if dim is not None and not -max(dims, 1) <= dim < max(dims, 1):
-            return f"{type(placement).__name__}({dim}) of a tensor with {dims} dimensions"
+            return f"{class_name(type(placement))}({dim}) of a tensor with {dims} dimensions"
     mesh = _mesh_dimensions(body.mesh)
     if mesh is None:
         return None
@@ -388,8 +413,7 @@ def _mesh_dimensions(mesh: Any) -> int | None:
 def _donor_of(body: Body, requires_grad: bool) -> Any:
     """Make a DTensor of the same class over the same local tensor, with all that the object has."""
     cls, local, record = type(body.tensor), body.local, body.record
-    distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is not None and derives(cls, distributed.DTensor):
+    if is_torchs_own(cls):
         donor = cls(local, C.own_value(body.tensor, "_spec"), requires_grad=requires_grad)
     elif body.is_wrapper:
         donor = torch.Tensor._make_wrapper_subclass(
@@ -405,7 +429,7 @@ def _donor_of(body: Body, requires_grad: bool) -> Any:
         donor = torch.Tensor._make_subclass(cls, local, requires_grad)
     own = C.instance_dict(body.tensor)
     if own is not None:
-        C.instance_dict(donor).update(own)  # type: ignore[union-attr]
+        _DICT.__get__(donor).update(own)
     for name, slot in slots_of(cls).items():
         value = C.own_value(body.tensor, name)
         if value is not None:
@@ -413,67 +437,122 @@ def _donor_of(body: Body, requires_grad: bool) -> Any:
     return donor
 
 
-def _swap(one: Any, other: Any) -> None:
-    with torch._C.DisableTorchFunction():
-        torch.utils.swap_tensors(one, other)
-
-
-def _swap_whole(body: Body, options: Options, places: Places, journal: list[Any], trip: str) -> tuple[str, str]:
-    """Exchange a DTensor for a whole donor, verify, and exchange back where a check does not hold."""
-    p = body.tensor
-    before = C.read(p)
-    local_before = C.read(body.local)
-    wanted = before.impl.requires_grad if options.wanted is None else options.wanted
-    own = dict(C.instance_dict(p) or {})
-    slots = {name: C.own_value(p, name) for name in slots_of(type(p))}
-    cls = type(p)
-    grad = C.grad_object(p) if options.grad else None
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        hooks = {name: getattr(torch._C.TensorBase, name).__get__(p) for name in _HOOKS}
-        donor = _donor_of(body, wanted)
-        if type(donor) is not cls or C.read(donor).impl.device != local_before.impl.device or trip == "donor":
-            return "refused", "donor"
-        journal.append(donor)
-        try:
-            if trip == "exchange":
-                raise RuntimeError
-            torch.utils.swap_tensors(p, donor)
-        except RuntimeError:
-            return "refused", "exchange"
-        if grad is not None:
-            torch._C.TensorBase.grad.__set__(p, grad)
-        for name, registered in hooks.items():
-            if registered is not None:  # an empty list, too: hooks registered in it later have to fire
-                getattr(torch._C.TensorBase, name).__set__(p, registered)
-    now: Any = C.read(p)
-    old: Any = C.read(donor)
-    local: Any = C.read(body.local)
-    checks: dict[str, Callable[[], bool]] = {
-        "object": lambda: type(p) is cls and _same_items(C.instance_dict(p) or {}, own),
-        "slots": lambda: all(C.own_value(p, name) is value for name, value in slots.items()),
-        "registrations": lambda: all(container[key] is p for container, key in places.registrations),
-        "new-impl": lambda: now.impl.address != before.impl.address and now.python.slot_is_self,
-        "old-impl": lambda: old.impl.address == before.impl.address,
-        "shape": lambda: now.impl.shape == before.impl.shape,
-        "dtype": lambda: now.impl.dtype == before.impl.dtype,
-        "device": lambda: now.impl.device == local.impl.device,
-        "keys": lambda: ("Python" in now.impl.keys) is body.is_wrapper,
-        "leaf": lambda: now.impl.is_leaf is True,
-        "requires-grad": lambda: now.impl.requires_grad is wanted,
-        "storage": lambda: body.is_wrapper or now.storage.address == local.storage.address,
-        "version": lambda: body.is_wrapper or now.impl.version_counter == local.impl.version_counter,
-        "use-counts": lambda: now.impl.use_count == 1 and local.impl.use_count == local_before.impl.use_count,
-        "state": lambda: C.dtensor_states(p)[0] in ("OK", "REQUIRES_GRAD"),
-    }
-    failed = next((name for name, is_held in checks.items() if trip == name or not is_held()), None)
-    if failed is None:
-        return "done", ""
-    _swap(p, donor)  # the old impl has its hooks as before
-    return "taken back", failed
-
-
+_DICT = torch.Tensor.__dict__["__dict__"]
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def _same_items(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    return one.keys() == other.keys() and all(value is other[key] for key, value in one.items())
+class _Whole:
+    """A DTensor that is exchanged for a whole donor, and back; refers to it, so it lives no longer than the call."""
+
+    def __init__(self, body: Body, options: Options, places: Places) -> None:
+        p = body.tensor
+        self._body = body
+        self._options = options
+        self._places = places
+        self._cls = type(p)
+        self._dict = C.instance_dict(p)
+        self._items = dict(self._dict or {})
+        self._slots = {name: C.own_value(p, name) for name in slots_of(self._cls)}
+        self._record: Any = C.read(p)
+        self._local: Any = C.read(body.local)
+        self._form = C.dispatch_form(p)
+        self._wanted = self._record.impl.requires_grad if options.wanted is None else options.wanted
+
+    def exchange(self, journal: list[Any], trip: str) -> tuple[str, str, str]:
+        """Exchange, verify, and exchange back where a check does not hold; answer how it ended, which one, and why."""
+        p = self._body.tensor
+        grad = C.grad_object(p) if self._options.grad else None
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            hooks = {name: getattr(torch._C.TensorBase, name).__get__(p) for name in _HOOKS}
+            try:
+                donor = _donor_of(self._body, self._wanted)
+            except Exception as error:  # of the class's own code
+                return "refused", "donor", _told(error)
+            device = C.read(donor).impl.device
+            if type(donor) is not self._cls or device != self._local.impl.device or trip == "donor":
+                return "refused", "donor", f"what was made is a {class_name(type(donor))} on {device}"
+            journal.append(donor)
+            try:
+                if trip == "exchange":
+                    raise RuntimeError
+                torch.utils.swap_tensors(p, donor)
+                self._give(p)  # its own dictionary, in which others may look
+            except BaseException as error:
+                # A class's __setattr__ raised, or a signal's handler, with some of it exchanged.
+                self.put_back(donor)
+                if not isinstance(error, Exception):
+                    raise
+                return "refused", "exchange", _told(error)
+            if grad is not None:
+                torch._C.TensorBase.grad.__set__(p, grad)
+            for name, registered in hooks.items():
+                if registered is not None:  # an empty list, too: hooks registered in it later have to fire
+                    getattr(torch._C.TensorBase, name).__set__(p, registered)
+        checks = self._checks(donor)
+        failed = next((name for name, is_held in checks.items() if trip == name or not is_held()), None)
+        if failed is None:
+            return "done", "", ""
+        self.put_back(donor)  # the old impl has its hooks as before
+        return "taken back", failed, failed
+
+    def put_back(self, donor: Any) -> None:
+        """Give the object all that it had, as far as it was exchanged."""
+        p = self._body.tensor
+        self._give(p)
+        if C.read(donor).impl.address == self._record.impl.address:
+            with torch._C.DisableTorchFunction():
+                if C.KNOWS_EXCHANGE:
+                    torch._C._swap_tensor_impl(p, donor)
+                else:
+                    torch.utils.swap_tensors(p, donor)
+                    self._give(p)
+
+    def _give(self, p: Any) -> None:
+        """Give the object its own dictionary and slots, without code of its class."""
+        if self._dict is not None and C.instance_dict(p) is not self._dict:
+            _DICT.__set__(p, self._dict)
+        for name, slot in slots_of(self._cls).items():
+            value = self._slots[name]
+            if C.own_value(p, name) is value:
+                continue
+            if value is None:
+                slot.__delete__(p)
+            else:
+                slot.__set__(p, value)
+
+    def _checks(self, donor: Any) -> dict[str, Callable[[], bool]]:
+        body, before, local_before, wanted = self._body, self._record, self._local, self._wanted
+        p = body.tensor
+        now: Any = C.read(p)
+        old: Any = C.read(donor)
+        local: Any = C.read(body.local)
+        is_wrapper = body.is_wrapper
+        had_key = "NO_PYTHON_KEY" not in body.states
+        return {
+            "object": lambda: type(p) is self._cls and self._has_items(C.instance_dict(p)),
+            "slots": lambda: all(C.own_value(p, name) is value for name, value in self._slots.items()),
+            "registrations": lambda: all(container[key] is p for container, key in self._places.registrations),
+            "new-impl": lambda: now.impl.address != before.impl.address and now.python.slot_is_self,
+            "old-impl": lambda: old.impl.address == before.impl.address,
+            "shape": lambda: not had_key or now.impl.shape == before.impl.shape,
+            "dtype": lambda: now.impl.dtype == before.impl.dtype,
+            "device": lambda: now.impl.device == local.impl.device,
+            "keys": lambda: C.dispatch_form(p) == self._form if had_key else "Python" in now.impl.keys,
+            "leaf": lambda: now.impl.is_leaf is True,
+            "requires-grad": lambda: now.impl.requires_grad is wanted,
+            "storage": lambda: is_wrapper or now.storage.address == local.storage.address,
+            "version": lambda: is_wrapper or now.impl.version_counter == local.impl.version_counter,
+            "use-counts": lambda: now.impl.use_count == 1 and local.impl.use_count == local_before.impl.use_count,
+            "state": lambda: C.dtensor_states(p)[0] in ("OK", "REQUIRES_GRAD"),
+        }
+
+    def _has_items(self, own: dict[Any, Any] | None) -> bool:
+        if self._dict is not None and own is not self._dict:
+            return False
+        own = own or {}
+        return own.keys() == self._items.keys() and all(value is self._items[key] for key, value in own.items())
+
+
+def _told(error: Exception) -> str:
+    name = class_name(type(error))
+    return f"{name}: {text}" if (text := str(error)) else name

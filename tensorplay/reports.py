@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import msgspec
 
@@ -133,6 +133,9 @@ class Report:
 
     __slots__ = ("_caller", "_document", "_fields", "_findings", "_made", "_pending", "_reads")
 
+    about: ClassVar[tuple[str, ...]] = ()
+    """What the documents of such reports are about, ``Document.focus``; empty where that may be anything."""
+
     def __init__(
         self,
         reads: list[Read],
@@ -163,7 +166,8 @@ class Report:
         """Read a report back from its JSON; call it on the class of a special report to get one of those.
 
         Raises:
-            ValueError: the text is no report, or one of a newer schema; a verdict or fixes, which hold a report.
+            ValueError: the text is no report, or one of a newer schema; a verdict or fixes, which hold a report; a
+                report on something else than this class is about.
         """
         try:
             version = msgspec.json.decode(text, type=_Version).schema_version
@@ -175,9 +179,17 @@ class Report:
                 "pip install --upgrade tensorplay-probe"
             )
         try:
-            return cls.from_document(msgspec.json.decode(text, type=Document))
+            document = msgspec.json.decode(text, type=Document)
         except msgspec.MsgspecError as error:
             raise ValueError(f"not a TensorPlay report: {error}") from error
+        if not cls.is_kind_of(document):
+            raise ValueError(f"this report is not what {cls.__name__} holds: tensorplay.Report.from_json() reads any")
+        return cls.from_document(document)
+
+    @classmethod
+    def is_kind_of(cls, document: Document) -> bool:
+        """Tell whether a stored document is one of such a report."""
+        return not cls.about or document.focus in cls.about
 
     @property
     def document(self) -> Document:

@@ -41,6 +41,7 @@ class SharingReport(Report):
     """A report whose text is the list of shared storages."""
 
     __slots__ = ()
+    about = ("sharing",)
 
     @property
     def storages(self) -> tuple[SharedStorage, ...]:

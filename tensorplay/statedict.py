@@ -48,6 +48,7 @@ class LoadReport(Report):
     """A report of a state dict beside a model."""
 
     __slots__ = ()
+    about = ("load",)
 
     @property
     def load(self) -> LoadSummary:

@@ -71,6 +71,7 @@ class ChainReport(Report):
     """A report whose text is the view chain; ``mermaid()`` and ``dot()`` draw it for other tools."""
 
     __slots__ = ()
+    about = ("chains",)
 
     @property
     def chain(self) -> ViewChain:

@@ -48,9 +48,8 @@ class Relating {
       : body_(body), local_(local), form_(form) {}
 
   std::vector<DtensorState> states() {
-    const bool unwrapped = form_.is_wrapper && body_.kind != Kind::kWrapperSubclass &&
-                           body_.kind != Kind::kFake && !body_.impl.keys.has(c10::DispatchKey::Python);
-    if (unwrapped) found(DtensorState::kUnwrapped);
+    const bool has_key = body_.impl.keys.has(c10::DispatchKey::Python);
+    if (form_.has_key && !has_key) found(DtensorState::kUnwrapped);
     const bool comparable = compare_kinds();
     if (comparable) {
       if (form_.is_wrapper) {
@@ -86,7 +85,11 @@ class Relating {
     }
     if (is_wrapper_kind(local_.kind)) {
       // What torch's own DTensor holds may well be one: quantised shards, results still on their way.
-      if (!form_.is_wrapper) found(DtensorState::kWrapperNoData);
+      if (form_.is_wrapper) {
+        compare_devices();
+      } else {
+        found(DtensorState::kWrapperNoData);
+      }
       return false;
     }
     const bool has_layers = local_.has_storage && local_.has_geometry();
@@ -100,16 +103,14 @@ class Relating {
     both_meta_ = body && local;
     if (body && !local) found(DtensorState::kBodyMeta);
     if (local && !body) found(DtensorState::kLocalMeta);
+    const bool known = !body && !local && body_.impl.device && local_.impl.device;
+    if (form_.is_wrapper && known && *body_.impl.device != *local_.impl.device) found(DtensorState::kDevice);
   }
 
   void compare_labels() {
     compare_devices();
     if (is_freed(local_)) found(DtensorState::kFreed);
     if (body_.impl.dtype != local_.impl.dtype) found(DtensorState::kDtype);
-    if (!body_.is_meta() && !local_.is_meta() && body_.impl.device && local_.impl.device &&
-        *body_.impl.device != *local_.impl.device) {
-      found(DtensorState::kDevice);
-    }
   }
 
   void compare_layers() {
@@ -171,6 +172,17 @@ class Relating {
 
 const char* name_of(DtensorState state) {
   return kNames[static_cast<size_t>(state)];
+}
+
+DtensorForm form_of(const TensorFacts& body, bool dispatches, bool in_slot, bool is_parameter) {
+  DtensorForm form{.is_wrapper = false, .has_key = dispatches, .is_parameter = is_parameter};
+  if (!body.impl.keys.has(c10::DispatchKey::Python)) {
+    form.is_wrapper = dispatches && in_slot;
+    return form;
+  }
+  form.has_key = true;
+  form.is_wrapper = body.kind == Kind::kWrapperSubclass || body.kind == Kind::kFake;
+  return form;
 }
 
 std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& local, DtensorForm form) {

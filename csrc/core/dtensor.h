@@ -1,8 +1,9 @@
 // How the body of a DTensor and its local tensor lie to each other. Pure: facts in, states out.
 //
-// Two mechanisms are told apart. A dense body is an ordinary tensor over the storage of the local tensor, as
+// Two mechanisms are told apart. An ordinary body is a tensor over the storage of the local tensor, as
 // Tensor._make_subclass() makes it: both have one StorageImpl and one version counter. A wrapper, as torch's
-// own DTensor is, has the global shape and no memory: of it only labels can be wrong.
+// own DTensor is, has the global shape and no memory: of it only labels can be wrong. By either one operators
+// may be sent to the class by the Python key.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace tensorplay {
 
 // Worst first: the first that holds is the tensor's state, the rest stand beside it.
 enum class DtensorState : uint8_t {
-  kUnwrapped,      // a wrapper that lost its Python key: operators see an ordinary tensor
+  kUnwrapped,      // the class has __torch_dispatch__, and the body lost the key that leads there
   kLocalFake,      // the local tensor is a FakeTensor
   kLocalSparse,    // the local tensor is not strided
   kWrapperNoData,  // the local tensor is a wrapper itself: its memory lies in other tensors
@@ -42,15 +43,21 @@ enum class DtensorState : uint8_t {
 // As docs and users write them: BODY_META.
 const char* name_of(DtensorState state);
 
+// What the body is meant to be.
 struct DtensorForm {
-  bool is_wrapper = false;    // of a class whose bodies have no memory
+  bool is_wrapper = false;    // it has no memory
+  bool has_key = false;       // it has the Python key
   bool is_parameter = false;  // a leaf is expected
 };
+
+// `dispatches`: the class has a __torch_dispatch__; `in_slot`: it keeps the local tensor in a slot, as
+// torch's own does. What a body was that lost its key is told by that alone.
+DtensorForm form_of(const TensorFacts& body, bool dispatches, bool in_slot, bool is_parameter);
 
 // Worst first; never empty.
 std::vector<DtensorState> relate(const TensorFacts& body, const TensorFacts& local, DtensorForm form);
 
-// Of a dense body: whether its impl should be exchanged for an alias of the local tensor. That may be
+// Of an ordinary body: whether its impl should be exchanged for an alias of the local tensor. That may be
 // refused: of another type or without memory it would mend nothing.
 bool calls_for_exchange(const std::vector<DtensorState>& states);
 

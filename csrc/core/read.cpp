@@ -75,6 +75,7 @@ const c10::Allocator* meta_allocator() {
 const c10::DeleterFnPtr kCallbackDeleter = sample_callback_deleter();
 const c10::Allocator* const kCpuAllocator = c10::GetDefaultCPUAllocator();
 const c10::Allocator* const kMetaAllocator = meta_allocator();
+const c10::DeleterFnPtr kMetaDeleter = kMetaAllocator == nullptr ? nullptr : kMetaAllocator->raw_deleter();
 const c10::DeleterFnPtr kCpuDeleter = kCpuAllocator->raw_deleter();
 
 std::atomic<c10::DeleterFnPtr> slice_deleter{nullptr};
@@ -173,10 +174,10 @@ Kind classify(const c10::TensorImpl& impl, const TensorFacts& facts) {
     // device it looks like any other wrapper: python/ asks its class.
     const bool meta_backend = facts.impl.backend == c10::DeviceType::Meta;
     if (facts.data.device.is_meta() && !meta_backend) return Kind::kFake;
-    // A wrapper's storage is the meta allocator's, whatever its label and however few bytes; an ordinary
-    // tensor that lost its memory, or has no elements, has its own device's.
+    // A wrapper's storage has the meta allocator's name and none of its memory, whatever its label and
+    // however few bytes; an ordinary tensor that lost its memory, or has no elements, has its own device's.
     const bool wrapper = facts.storage.allocator == kMetaAllocator &&
-                         (facts.storage.nbytes > 0 || facts.storage.symbolic || !facts.data.device.is_meta());
+                         facts.data.deleter != reinterpret_cast<const void*>(kMetaDeleter);
     return wrapper ? Kind::kWrapperSubclass : meta_backend ? Kind::kMeta : Kind::kStrided;
   } else if (!facts.has_storage) {
     return Kind::kWrapperSubclass;

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../compat.h"
 #include "../core/dtensor.h"
 #include "../core/read.h"
 #include "../repair/apply.h"
@@ -27,6 +28,7 @@ struct Names {
   PyObject* local = PyUnicode_InternFromString("_local_tensor");
   PyObject* annotations = PyUnicode_InternFromString("__annotations__");
   PyObject* is_param = PyUnicode_InternFromString("_is_param");
+  PyObject* dispatch = PyUnicode_InternFromString("__torch_dispatch__");
 };
 
 const Names& names() {
@@ -37,6 +39,7 @@ const Names& names() {
 PyObject* swap_function = nullptr;  // torch._C._swap_tensor_impl; null where this torch has none
 PyObject* hooks_setter = nullptr;   // descriptors of torch.Tensor
 PyObject* accumulate_setter = nullptr;
+PyObject* no_dispatch = nullptr;  // what torch.Tensor has as __torch_dispatch__
 
 // The first thing that `find` answers for the dictionary of a class, or of one that it derives from; null
 // where nobody has it.
@@ -110,6 +113,12 @@ bool is_parameter(PyObject* object) {
   return dict != nullptr && item_of(dict, names().is_param) == Py_True;
 }
 
+// As check_has_torch_dispatch() of torch/csrc/utils/python_arg_parser.h asks, without running a metaclass.
+bool class_dispatches(PyTypeObject* type) {
+  PyObject* found = class_attribute(type, names().dispatch);
+  return found != nullptr && found != no_dispatch;
+}
+
 bool has_entries(PyObject* hooks) {
   return hooks != nullptr && PyDict_Check(hooks) != 0 && PyDict_Size(hooks) > 0;
 }
@@ -117,7 +126,8 @@ bool has_entries(PyObject* hooks) {
 repair::ObjectFacts facts_of(PyObject* object, const Local& local) {
   const auto* variable = reinterpret_cast<const THPVariable*>(object);
   repair::ObjectFacts facts;
-  facts.is_wrapper = local.in_slot;
+  facts.dispatches = class_dispatches(Py_TYPE(object));
+  facts.in_slot = local.in_slot;
   facts.is_parameter = is_parameter(object);
   facts.local_is_own = local.is_own;
   facts.local_is_body = local.value == object;
@@ -150,12 +160,21 @@ bool read_pair(PyObject* object, Pair& pair) {
   return true;
 }
 
+DtensorForm form_of_object(PyObject* object, const TensorFacts& body, const Local& local) {
+  return form_of(body, class_dispatches(Py_TYPE(object)), local.in_slot, is_parameter(object));
+}
+
 PyObject* local_tensor(PyObject*, PyObject* object) {
   return guarded([&]() -> PyObject* {
-    if (unpack_tensor(object) == nullptr) return none();
+    const at::Tensor* tensor = unpack_tensor(object);
+    if (tensor == nullptr) return none();
     const Local found = find_local(object);
     if (!found.is_dtensor) return none();
-    return Py_BuildValue("(NO)", boolean(found.in_slot), found.value == nullptr ? Py_None : found.value);
+    TensorFacts body;
+    read_tensor(*tensor->unsafeGetTensorImpl(), body);
+    const DtensorForm form = form_of_object(object, body, found);
+    return Py_BuildValue("(NNO)", boolean(form.is_wrapper), boolean(form.has_key),
+                         found.value == nullptr ? Py_None : found.value);
   });
 }
 
@@ -192,6 +211,19 @@ PyObject* own_value(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return Py_NewRef(found == nullptr ? Py_None : found);
 }
 
+// All that says how operators and questions for the geometry reach a tensor.
+PyObject* dispatch_form(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor* tensor = need_tensor(object);
+    if (tensor == nullptr) return nullptr;
+    const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
+    return Py_BuildValue(
+        "(KNNNN)", static_cast<unsigned long long>(repair::without_backends(impl.key_set()).raw_repr()),
+        boolean(compat::custom_strides(impl)), boolean(compat::custom_sizes(impl)),
+        boolean(compat::PolicyMirror::has_device(impl)), boolean(compat::PolicyMirror::has_layout(impl)));
+  });
+}
+
 PyObject* state_names(const std::vector<DtensorState>& states) {
   PyObject* answer = PyTuple_New(static_cast<Py_ssize_t>(states.size()));
   for (size_t i = 0; answer != nullptr && i < states.size(); ++i) {
@@ -214,7 +246,7 @@ PyObject* dtensor_states(PyObject*, PyObject* object) {
     read_tensor(*pair.body->unsafeGetTensorImpl(), body);
     read_tensor(*pair.inside->unsafeGetTensorImpl(), local);
     if (is_fake(pair.local.value)) local.kind = Kind::kFake;
-    return state_names(relate(body, local, {pair.local.in_slot, is_parameter(object)}));
+    return state_names(relate(body, local, form_of_object(object, body, pair.local)));
   });
 }
 
@@ -300,6 +332,21 @@ bool attach(PyObject* object, PyObject* setter, PyObject* value) {
   return Py_TYPE(setter)->tp_descr_set(setter, object, value) == 0;
 }
 
+// Takes the current exception away, and answers what it says.
+std::string take_error_text() {
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  const Owned kind(type);
+  const Owned error(value);
+  const Owned where(trace);
+  const Owned said(value == nullptr ? nullptr : PyObject_Str(value));
+  const char* found = said == nullptr ? nullptr : PyUnicode_AsUTF8(said.get());
+  if (found == nullptr) PyErr_Clear();
+  return found == nullptr ? "" : found;
+}
+
 class ObjectHands final : public repair::Hands {
  public:
   // `registrations`: a tuple of (dict, key) or (list, index) that hold the object.
@@ -315,9 +362,12 @@ class ObjectHands final : public repair::Hands {
   bool exchange() override {
     const Owned answer(PyObject_CallFunctionObjArgs(swap_function, object_, donor_, nullptr));
     if (answer != nullptr) return true;
-    PyErr_Clear();
+    refusal_ = take_error_text();
     return false;
   }
+
+  // Why the exchange was refused, in PyTorch's words; empty where it was not.
+  const std::string& refusal() const { return refusal_; }
 
   bool attach_hooks() override {
     auto* variable = reinterpret_cast<THPVariable*>(object_);
@@ -379,6 +429,7 @@ class ObjectHands final : public repair::Hands {
   PyObject* dict_;
   Owned content_;
   std::vector<char> fields_;
+  std::string refusal_;
 };
 
 bool need_registrations(PyObject* places) {
@@ -408,7 +459,7 @@ PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const repair::Request request = request_of(args);
     const repair::Plan plan = plan_of(pair, request);
     if (plan.is_refused() || !plan.is_needed || swap_function == nullptr) {
-      return Py_BuildValue("(ss)", "refused", "plan");
+      return Py_BuildValue("(sss)", "refused", "plan", "");
     }
     const bool requires_grad = request.requires_grad.value_or(pair.body->requires_grad());
     const Owned donor(THPVariable_Wrap(repair::make_donor(*pair.inside, requires_grad)));
@@ -418,19 +469,19 @@ PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
                             ? repair::wrong_with_donor(alias, *pair.inside, requires_grad)
                             : "donor-exact";
     if (std::string_view(trip).starts_with("donor")) wrong = trip;
-    if (wrong != nullptr) return Py_BuildValue("(ss)", "refused", wrong);
+    if (wrong != nullptr) return Py_BuildValue("(sss)", "refused", "donor", wrong);
     // Before anything is done: whoever is interrupted right after it can take it back.
     if (PyList_Append(args[5], donor.get()) != 0) return nullptr;
     ObjectHands hands(args[0], donor.get(), args[4]);
     const repair::Outcome outcome = repair::apply(hands, *pair.inside, request, trip);
-    if (outcome.end == repair::End::kDone) return Py_BuildValue("(ss)", "done", "");
+    if (outcome.end == repair::End::kDone) return Py_BuildValue("(sss)", "done", "", "");
     if (outcome.end == repair::End::kStuck) {
       PyErr_Format(PyExc_RuntimeError,
                    "%s did not hold after the exchange, and it could not be exchanged back", outcome.check);
       return nullptr;
     }
     const char* end = outcome.end == repair::End::kRefused ? "refused" : "taken back";
-    return Py_BuildValue("(ss)", end, outcome.check);
+    return Py_BuildValue("(ssN)", end, outcome.check, text(hands.refusal()));
   });
 }
 
@@ -473,8 +524,11 @@ PyObject* repair_checks(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"local_tensor", local_tensor, METH_O,
-     "local_tensor(object, /)\n--\n\nAnswer, of a DTensor of any library, whether its class keeps the local "
-     "tensor in a slot, and the local tensor or None. None for anything else. Runs no property."},
+     "local_tensor(object, /)\n--\n\nAnswer, of a DTensor of any library, whether its body is a wrapper "
+     "without "
+     "memory, whether operators reach its class by the Python key, and the local tensor or None. None for "
+     "anything "
+     "else. Runs no property."},
     {"data_alias", data_alias, METH_O,
      "data_alias(tensor, /)\n--\n\nRead what `.data` of a dense tensor is: an impl over the same storage, "
      "with a "
@@ -487,6 +541,10 @@ PyMethodDef methods[] = {
      "dtensor_states(tensor, /)\n--\n\nName the states of a DTensor's body beside its local tensor, the "
      "worst "
      "first. ValueError where it has none."},
+    {"dispatch_form", dispatch_form, METH_O,
+     "dispatch_form(tensor, /)\n--\n\nAnswer the dispatch keys without what names a backend, and whether "
+     "strides, "
+     "sizes, device and layout are asked of somebody else than the impl."},
     {"plan_repair", fast_call(plan_repair), METH_FASTCALL,
      "plan_repair(tensor, requires_grad, hooks, grad, whole, /)\n--\n\nAnswer the states, whether an "
      "exchange would "
@@ -498,7 +556,8 @@ PyMethodDef methods[] = {
      "the body "
      "for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, "
      "refused or "
-     "taken back; the check). The object that gets the old body is put into the list `journal` first. `trip` "
+     "taken back; the check; what was said of it). The object that gets the old body is put into the list "
+     "`journal` first. `trip` "
      "names a "
      "check to fail."},
     {"undo_repairs", undo_repairs, METH_O,
@@ -526,8 +585,15 @@ bool add_dtensor_functions(PyObject* module) {
   if (base == nullptr) return false;
   hooks_setter = PyObject_GetAttrString(base.get(), "_backward_hooks");
   accumulate_setter = PyObject_GetAttrString(base.get(), "_post_accumulate_grad_hooks");
-  if (hooks_setter == nullptr || accumulate_setter == nullptr) return false;
+  no_dispatch = PyObject_GetAttrString(reinterpret_cast<PyObject*>(THPVariableClass), "__torch_dispatch__");
+  if (hooks_setter == nullptr || accumulate_setter == nullptr || no_dispatch == nullptr) return false;
   const Owned known(boolean(swap_function != nullptr));
+  std::vector<DtensorState> all;
+  for (size_t i = 0; i <= static_cast<size_t>(DtensorState::kEmpty); ++i) {
+    all.push_back(static_cast<DtensorState>(i));
+  }
+  const Owned states(state_names(all));
+  if (states == nullptr || PyModule_AddObjectRef(module, "DTENSOR_STATES", states.get()) != 0) return false;
   return known != nullptr && PyModule_AddObjectRef(module, "KNOWS_EXCHANGE", known.get()) == 0 &&
          PyModule_AddFunctions(module, methods) == 0;
 }

@@ -15,20 +15,25 @@
 namespace tensorplay::repair {
 namespace {
 
+// Whether operators go to the tensor's class, and pending conjugation and negation, are checked by
+// themselves.
+constexpr c10::DispatchKeySet kCheckedElsewhere({c10::DispatchKey::Python,
+                                                 c10::DispatchKey::PythonTLSSnapshot,
+                                                 c10::DispatchKey::PythonDispatcher,
+                                                 c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
 // An ordinary tensor: of c10's own class, or of one that a device backend derives from it.
 bool is_dense(const TensorFacts& facts) {
   if (facts.kind != Kind::kStrided && facts.kind != Kind::kMeta) return false;
-  if (facts.impl.keys.has(c10::DispatchKey::Python) || !facts.has_storage || !facts.has_geometry())
-    return false;
+  if (!facts.has_storage || !facts.has_geometry()) return false;
   const bool own_class = *facts.impl.type == typeid(c10::TensorImpl);
   const bool of_backend = facts.impl.device && !facts.impl.device->is_cpu() && !facts.impl.device->is_meta();
   return own_class || of_backend;
 }
 
-// What operators do with a tensor, whichever device computes: each backend has autocast keys of its own.
-uint64_t functionality_of(const TensorFacts& facts) {
-  const c10::DispatchKeySet keys = facts.impl.keys - c10::autocast_dispatch_keyset;
-  return keys.raw_repr() & ~static_cast<uint64_t>(c10::full_backend_mask);
+std::string kind_in_words(const TensorFacts& facts, bool has_key) {
+  return has_key && is_dense(facts) ? "of a class with __torch_dispatch__"
+                                    : std::string(kind_name(facts.kind));
 }
 
 class Planning {
@@ -38,11 +43,12 @@ class Planning {
       : body_impl_(body), local_impl_(local), object_(object), request_(request) {
     read_tensor(body, body_);
     read_tensor(local, local_);
+    form_ = form_of(body_, object.dispatches, object.in_slot, object.is_parameter);
   }
 
   Plan plan() {
-    plan_.states = relate(body_, local_, {object_.is_wrapper, object_.is_parameter});
-    plan_.is_needed = is_wrapper() ? calls_for_donor(plan_.states) : calls_for_exchange(plan_.states);
+    plan_.states = relate(body_, local_, form_);
+    plan_.is_needed = form_.is_wrapper ? calls_for_donor(plan_.states) : calls_for_exchange(plan_.states);
     if (!object_.local_is_own || object_.local_is_body || object_.local_is_dtensor) plan_.is_needed = true;
     check_kinds();
     if (!plan_.is_refused()) {
@@ -62,19 +68,18 @@ class Planning {
     plan_.checks.push_back({name, holds ? Result::kPassed : Result::kReported, std::move(found)});
   }
 
-  bool is_wrapper() const { return object_.is_wrapper || body_.impl.keys.has(c10::DispatchKey::Python); }
-
   void check_kinds() {
     check("local-own", object_.local_is_own);
     check("local-not-body", !object_.local_is_body);
-    check("local-not-dtensor", !object_.local_is_dtensor);
-    if (!request_.whole) check("body-not-wrapper", !is_wrapper(), std::string(kind_name(body_.kind)));
-    if (!is_wrapper()) check("body-dense", is_dense(body_), std::string(kind_name(body_.kind)));
+    check("local-not-dtensor", object_.local_is_body || !object_.local_is_dtensor);
+    if (!request_.whole) check("body-without-key", !form_.has_key, form_.is_wrapper ? "wrapper" : "tensor");
+    if (!form_.is_wrapper) check("body-dense", is_dense(body_), std::string(kind_name(body_.kind)));
     const bool inference = body_.impl.is_inference || local_.impl.is_inference;
     check("not-inference", !inference, body_.impl.is_inference ? "body" : "local tensor");
     const bool fake = local_.kind == Kind::kFake;
     check("local-not-fake", !fake);
-    if (!fake) check("local-dense", is_dense(local_), std::string(kind_name(local_.kind)));
+    const bool has_key = local_.impl.keys.has(c10::DispatchKey::Python);
+    if (!fake) check("local-dense", is_dense(local_) && !has_key, kind_in_words(local_, has_key));
   }
 
   void check_body() {
@@ -99,7 +104,7 @@ class Planning {
     check("no-grad-dtype", meta == nullptr || (!meta->allow_grad_dtype_mismatch_ &&
                                                meta->grad_dtype_.value_or(dtype) == dtype));
     check("no-forward-grad", meta == nullptr || meta->fw_grad_ == nullptr);
-    if (is_wrapper()) return;
+    if (form_.is_wrapper) return;
     report("storage-alone",
            !body_.has_storage || body_.storage.use_count == 1 || shares_storage() || body_.is_meta(),
            std::to_string(body_.storage.use_count));
@@ -138,10 +143,11 @@ class Planning {
     const bool wanted = request_.requires_grad.value_or(body_.impl.requires_grad);
     const auto type = c10::typeMetaToScalarType(local_.impl.dtype);
     check("requires-grad-type", !wanted || c10::isFloatingType(type) || c10::isComplexType(type));
-    if (is_wrapper()) return;  // its own shape is the global one
+    if (form_.is_wrapper) return;  // its own shape is the global one
     check("conjugate-negative",
           body_.impl.is_conj == local_.impl.is_conj && body_.impl.is_neg == local_.impl.is_neg);
-    check("keys", functionality_of(body_) == functionality_of(local_));
+    check("keys", without_backends(body_.impl.keys - kCheckedElsewhere) ==
+                      without_backends(local_.impl.keys - kCheckedElsewhere));
     check("shape", std::ranges::equal(body_.shape(), local_.shape()));
   }
 
@@ -160,6 +166,7 @@ class Planning {
   const Request& request_;
   TensorFacts body_;
   TensorFacts local_;
+  DtensorForm form_;
   Plan plan_;
 };
 
@@ -167,6 +174,12 @@ class Planning {
 
 bool Plan::is_refused() const {
   return std::ranges::any_of(checks, [](const Check& one) { return one.result == Result::kRefused; });
+}
+
+c10::DispatchKeySet without_backends(c10::DispatchKeySet keys) {
+  // Each backend has autocast keys of its own.
+  const uint64_t bits = (keys - c10::autocast_dispatch_keyset).raw_repr();
+  return {c10::DispatchKeySet::RAW, bits & ~static_cast<uint64_t>(c10::full_backend_mask)};
 }
 
 Plan make_plan(const c10::TensorImpl& body, const c10::TensorImpl& local, const ObjectFacts& object,

@@ -14,7 +14,8 @@ namespace tensorplay::repair {
 
 // What only Python can say of the two; read by python/.
 struct ObjectFacts {
-  bool is_wrapper = false;  // its class keeps the local tensor in a slot, as torch's own DTensor
+  bool dispatches = false;  // its class has a __torch_dispatch__
+  bool in_slot = false;     // its class keeps the local tensor in a slot, as torch's own DTensor
   bool is_parameter = false;
   bool local_is_own = true;    // in the object's own dictionary, or a slot of its class
   bool local_is_body = false;  // the very object
@@ -51,6 +52,9 @@ struct Plan {
 
   bool is_refused() const;
 };
+
+// What operators do with a tensor of these keys, whichever device computes.
+c10::DispatchKeySet without_backends(c10::DispatchKeySet keys);
 
 // Needs: the caller keeps both impls alive, and holds the GIL.
 Plan make_plan(const c10::TensorImpl& body, const c10::TensorImpl& local, const ObjectFacts& object,

@@ -15,7 +15,8 @@ __all__ = ["dtensors", "dtensors_summary", "relation_picture", "relations_drawn"
 _MOST_DRAWN = 3
 _MOST_ROWS = 30
 
-Names = Callable[[str, int | None], str]
+Names = Callable[..., str]
+"""A letter and an address; and of whom, where what lies there is gone after the look at it."""
 
 
 def dtensors(document: Document, name: Names) -> Iterator[Table | Phrase]:
@@ -84,17 +85,22 @@ def _relation(found: DTensorLayers, records: dict[str, TensorRecord], name: Name
         rows.append(
             (
                 word,
-                f"-> {name('I', impl.address)}",
+                f"-> {name('I', impl.address, _passing(word, at))}",
                 describe(record),
                 impl.device or "no device",
                 f"offset {impl.storage_offset}",
                 "no storage" if storage is None else f"-> {name('S', storage.address)}",
                 _memory(found, record, name),
-                "none" if impl.version_counter is None else name("V", impl.version_counter),
+                "none" if impl.version_counter is None else name("V", impl.version_counter, _passing(word, at)),
             )
         )
     headings = ("", "impl", "tensor", "device", "", "storage", "memory", "version")
     return Table(headings, tuple(rows), first_width=14)
+
+
+def _passing(word: str, at: str) -> str:
+    """Answer whose impl it is where that is gone after the look at it, as each `.data` is; else nothing."""
+    return at if word == ".data" else ""
 
 
 def _memory(found: DTensorLayers, record: TensorRecord, name: Names) -> str:
@@ -172,16 +178,16 @@ def relation_picture(document: Document, found: DTensorLayers, name: Names) -> P
                 key,
                 1,
                 [
-                    f"{name('I', impl.address)} {describe(record)}",
+                    f"{name('I', impl.address, _passing(word, at))} {describe(record)}",
                     f"{impl.device}, offset {impl.storage_offset}",
-                    f"version {name('V', impl.version_counter)}",
+                    f"version {name('V', impl.version_counter, _passing(word, at))}",
                     "requires grad" if impl.requires_grad else "no grad",
                 ],
                 is_odd,
             ),
         )
         arrows[holder, key] = Arrow(holder, key)
-        sentence = f"{word} is TensorImpl {name('I', impl.address)} on {impl.device}"
+        sentence = f"{word} is TensorImpl {name('I', impl.address, _passing(word, at))} on {impl.device}"
         if storage is not None:
             lies = f"S{storage.address}"
             memory = _memory(found, record, name)

@@ -173,16 +173,19 @@ class Names:
 
     def __init__(self, hexadecimal: bool) -> None:
         self._hexadecimal = hexadecimal
-        self._known: dict[tuple[str, int], str] = {}
+        self._known: dict[tuple[str, int, str], str] = {}
         self._counts: dict[str, int] = {}
 
-    def __call__(self, letter: str, address: int | None) -> str:
-        """Answer the short name; the letter says what lies at the address."""
+    def __call__(self, letter: str, address: int | None, of: str = "") -> str:
+        """Answer the short name; the letter says what lies at the address.
+
+        ``of`` tells apart what lay at one address one after the other.
+        """
         if address is None:
             return "none"
         if self._hexadecimal:
             return f"{address:#x}"
-        key = (letter, address)
+        key = (letter, address, of)
         if key not in self._known:
             self._counts[letter] = self._counts.get(letter, 0) + 1
             self._known[key] = f"{letter}{self._counts[letter]}"

@@ -33,7 +33,6 @@ __all__ = [
 
 _SOURCE = "read: `_local_tensor`, c10/core/TensorImpl.h"
 _MOST_NAMES = 1_000
-_REPAIR = "tensorplay.dtensor.repair(model)"
 
 
 class _StateRule(BodyRule):
@@ -112,12 +111,20 @@ def _facts(body: Body) -> dict[str, Any]:
 
 def _swap(body: Body) -> str:
     """Name the repair: which one depends on what the body is."""
-    if body.is_wrapper:
+    of = "model" if body.is_registered else "p"  # a look at a module sees what is registered
+    if body.has_key:
         return (
-            "tensorplay.dtensor.repair(p, method='public'), which is torch.utils.swap_tensors(p, donor) with a whole "
-            "donor DTensor of the local tensor: id(p) stays"
+            f"tensorplay.dtensor.repair({of}, method='public'), which is torch.utils.swap_tensors(p, donor) with a "
+            "whole donor DTensor of the local tensor: id(p) stays"
         )
-    return f"{_REPAIR}, which exchanges the TensorImpl for an alias of the local tensor: id(p) stays"
+    return (
+        f"tensorplay.dtensor.repair({of}), which exchanges the TensorImpl for an alias of the local tensor: id(p) stays"
+    )
+
+
+def _sizes(record: Any) -> str:
+    shape = record.impl.shape
+    return "that is still to come" if shape is None else str(list(shape))
 
 
 class BodyOnMeta(_StateRule):
@@ -407,13 +414,18 @@ class GeometryDiffers(_StateRule):
     at different elements, have different sizes, or different strides in a dimension of more than one index. A local
     tensor that begins within its storage is fine where the body begins there too.
 
+    `SHAPE` of torch's own DTensor: the local tensor has another number of dimensions than the global shape, another
+    size in a dimension that no placement shards, or a larger one in one that is sharded. Placements of other classes
+    than Shard, Replicate and Partial are passed over.
+
     ## Why it matters
 
     The body shows another shard, or another order of its elements: an optimizer in C++ updates the wrong ones.
 
     ## Known limits
 
-    Shapes are compared as the TensorImpls hold them, which is the local shape: the global one is the class's answer.
+    Of an ordinary body the shapes are compared as the TensorImpls hold them, which is the local shape: the global one
+    is the class's answer. Which part of a sharded dimension is this rank's is not reckoned.
 
     ## Example
 
@@ -453,18 +465,26 @@ class GeometryDiffers(_StateRule):
     def headline(self, body: Body) -> str:
         """Say what differs."""
         outer, local = body.record.impl, body.local_record.impl
+        if body.state == "SHAPE" and body.is_wrapper:
+            return f"the local tensor of shape {list(local.shape)} is no part of a DTensor of {list(outer.shape)}"
         if body.state == "SHAPE":
-            return f"the body has shape {list(outer.shape)}, the local tensor {list(local.shape)}"
+            return f"the body has the shape {_sizes(body.record)}, the local tensor {_sizes(body.local_record)}"
         if body.state == "OFFSET":
             return f"the body begins at element {outer.storage_offset}, the local tensor at {local.storage_offset}"
         return f"the body has strides {list(outer.stride)}, the local tensor {list(local.stride)}"
 
     def why(self, body: Body) -> str:
         """Say what comes of it."""
+        if body.is_wrapper:
+            return (
+                "the DTensor says the global shape, operators compute with a local tensor that its placements rule out"
+            )
         return "what works with the body reads and writes other elements than the model computes with"
 
     def fix(self, body: Body) -> str:
         """Name the repair, or the way to it."""
+        if body.is_wrapper:
+            return "set the shard that its placements say, or make the DTensor anew with from_local()"
         if body.state == "SHAPE":
             return "make the DTensor anew from its local tensor, or give it the local tensor that it was made with"
         return _swap(body)
@@ -1079,8 +1099,8 @@ class NoPythonKey(_StateRule):
 
     ## What it checks
 
-    State `NO_PYTHON_KEY`: the class keeps its local tensor in a slot, as wrappers do, and the body is an ordinary
-    tensor without the Python dispatch key.
+    State `NO_PYTHON_KEY`: the class has a `__torch_dispatch__`, with which PyTorch gives each of its tensors the
+    Python dispatch key, and the body has none.
 
     ## Why it matters
 
@@ -1089,7 +1109,7 @@ class NoPythonKey(_StateRule):
 
     ## Known limits
 
-    A class that never had the key is not told from one that lost it.
+    A `__torch_dispatch__` that a class got after its tensors were made looks the same.
 
     ## Example
 
@@ -1097,8 +1117,13 @@ class NoPythonKey(_StateRule):
     class Wrapped(torch.Tensor):
         __slots__ = ["_local_tensor"]
 
-    weight = torch.Tensor._make_subclass(Wrapped, torch.ones(4))
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    weight = torch.Tensor._make_wrapper_subclass(Wrapped, (4,))
     weight._local_tensor = torch.ones(4)
+    torch._C._swap_tensor_impl(weight, torch.ones(4))
     ```
 
     ## Use instead
@@ -1126,7 +1151,7 @@ class NoPythonKey(_StateRule):
 
     code = "TP423"
     states = ("NO_PYTHON_KEY",)
-    source = "read: c10/core/TensorImpl.h key_set_; the slots of its class"
+    source = "read: c10/core/TensorImpl.h key_set_; its class's __torch_dispatch__"
 
     def headline(self, body: Body) -> str:
         """Say what it lacks."""

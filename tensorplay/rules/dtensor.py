@@ -103,7 +103,7 @@ class MixedWithPlain(StateRule):
         names = [_name(slot) for slot in first.plain]
         slots = [*(one.slot for one in first.distributed), *first.plain]
         devices = sorted({str(slot.record.impl.device) for slot in slots})
-        own = first.distributed[0].is_wrapper
+        own = first.distributed[0].is_torchs
         others = [one.path for one in alike[1:]]
         more = f"; the same in {some_of(others, 3)}" if others else ""
         mesh_dims = len(first.distributed[0].placements) or 1

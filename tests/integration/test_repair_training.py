@@ -647,7 +647,7 @@ def test_torch_wrapper_left_on_meta_is_mended_by_the_public_way_alone(single_pro
 
     with pytest.raises(RepairRefused) as refused:
         dtensor.repair(param)
-    assert "body-not-wrapper" in [one.name for one in refused.value.reasons]
+    assert "body-without-key" in [one.name for one in refused.value.reasons]
     assert "method='public'" in str(refused.value)
     assert param.is_meta
     report = dtensor.repair(param, method="public")

@@ -18,9 +18,9 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr DtensorForm kDense{false, false};
-constexpr DtensorForm kParameter{false, true};
-constexpr DtensorForm kWrapper{true, false};
+constexpr DtensorForm kDense{};
+constexpr DtensorForm kParameter{.is_parameter = true};
+constexpr DtensorForm kWrapper{.is_wrapper = true, .has_key = true};
 
 at::Tensor alias_of(const at::Tensor& local) {
   return repair::make_donor(local, false);
@@ -48,6 +48,7 @@ Names states(const at::Tensor& body, const at::Tensor& local, DtensorForm form =
 TensorFacts wrapper_like(const at::Tensor& tensor) {
   TensorFacts facts = read(tensor);
   facts.kind = Kind::kWrapperSubclass;
+  facts.impl.keys = facts.impl.keys.add(c10::DispatchKey::Python);
   return facts;
 }
 
@@ -221,6 +222,33 @@ TEST(DtensorState, local_tensor_that_is_a_wrapper) {
 
   EXPECT_EQ(states(dense, local), Names{"WRAPPER_NO_DATA"});
   EXPECT_EQ(wrapped(dense, local), Names{"OK"});
+  EXPECT_EQ(wrapped(at::empty({3}, at::kMeta), local), Names{"BODY_META"});
+}
+
+TEST(DtensorState, what_a_body_is_meant_to_be) {
+  const TensorFacts plain = read(at::ones({3}));
+  const TensorFacts wrapper = wrapper_like(at::ones({3}));
+  TensorFacts keyed = wrapper_like(at::ones({3}));
+  keyed.kind = Kind::kStrided;
+  const auto form = [](const TensorFacts& body, bool dispatches, bool in_slot) {
+    const DtensorForm found = form_of(body, dispatches, in_slot, false);
+    return std::pair(found.is_wrapper, found.has_key);
+  };
+
+  for (const bool in_slot : {false, true}) {
+    EXPECT_EQ(form(plain, false, in_slot), std::pair(false, false));
+    EXPECT_EQ(form(wrapper, true, in_slot), std::pair(true, true));
+    EXPECT_EQ(form(keyed, true, in_slot), std::pair(false, true));
+    EXPECT_EQ(form(plain, true, in_slot), std::pair(in_slot, true)) << "the key is lost";
+  }
+}
+
+TEST(DtensorState, ordinary_body_without_its_python_key) {
+  const at::Tensor local = at::ones({3});
+  const DtensorForm keyed{.has_key = true};
+
+  EXPECT_EQ(states(alias_of(local), local, keyed), Names{"NO_PYTHON_KEY"});
+  EXPECT_EQ(states(at::ones({3}), local, keyed), (Names{"NO_PYTHON_KEY", "SPLIT"}));
 }
 
 TEST(DtensorState, wrapper_without_its_python_key) {

@@ -147,7 +147,7 @@ std::vector<Refusal> refusals() {
       {"local of the class", {"local-own"}, fact(&ObjectFacts::local_is_own, false)},
       {"local is the body", {"local-not-body"}, fact(&ObjectFacts::local_is_body, true)},
       {"local is a DTensor", {"local-not-dtensor"}, fact(&ObjectFacts::local_is_dtensor, true)},
-      {"class of wrappers", {"body-not-wrapper"}, fact(&ObjectFacts::is_wrapper, true)},
+      {"class with a dispatch of its own", {"body-without-key"}, fact(&ObjectFacts::dispatches, true)},
       {"slot of another object", {"slot"}, fact(&ObjectFacts::slot_is_self, false)},
       {"hooks",
        {"no-hooks"},
@@ -239,7 +239,7 @@ std::vector<Refusal> refusals() {
          given.local.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr(nullptr, c10::kCPU));
        }},
       {"conjugate local",
-       {"conjugate-negative", "keys"},
+       {"conjugate-negative"},
        [](Case& given) {
          given.body = meta({2, 3}, at::kComplexFloat);
          given.local = at::ones({2, 3}, at::kComplexFloat);
@@ -252,7 +252,7 @@ std::vector<Refusal> refusals() {
          given.local._set_conj(true);
        }},
       {"negative body",
-       {"conjugate-negative", "keys"},
+       {"conjugate-negative"},
        [](Case& given) { given.body._set_neg(true); },
        [](Case& given) {
          given.body._set_neg(true);
@@ -306,7 +306,16 @@ TEST(Plan, body_with_a_python_key_is_refused) {
   Case given;
   given.body.unsafeGetTensorImpl()->set_python_dispatch(true);
 
-  EXPECT_EQ(refused(given), Names{"body-not-wrapper"});
+  EXPECT_EQ(refused(given), Names{"body-without-key"});
+  given.request.whole = true;
+  EXPECT_EQ(refused(given), Names{});
+}
+
+TEST(Plan, slot_alone_makes_no_wrapper) {
+  Case given;
+  given.object.in_slot = true;
+
+  EXPECT_EQ(refused(given), Names{});
 }
 
 TEST(Plan, live_graph_is_refused_until_it_is_gone) {
@@ -442,7 +451,7 @@ TEST(Exchange, gives_the_body_the_local_tensors_memory) {
 
   EXPECT_EQ(outcome.end, End::kDone);
   EXPECT_EQ(outcome.check, nullptr);
-  EXPECT_EQ(relate(read(hands.body()), read(given.local), {false, true}),
+  EXPECT_EQ(relate(read(hands.body()), read(given.local), {.is_parameter = true}),
             std::vector{DtensorState::kRequiresGrad});
   given.local.fill_(7);
   EXPECT_EQ(hands.body().detach().sum().item<float>(), 42);

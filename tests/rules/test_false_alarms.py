@@ -361,8 +361,34 @@ def test_sharded_model_is_silent_from_meta_to_the_step(single_process_group):
     found += alarms(objs)
     optimizer.step()
     found += alarms(objs)
+    for part in model:  # the module has gathered parameters then, the optimizer the sharded ones
+        part.unshard()
+        found += alarms(objs)
+    for part in model:
+        part.reshard()
+        found += alarms(objs)
 
     assert found == []
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    assert [text.split()[0] for text in alarms(objs)] == ["TP405"]
+    model[0].unshard()
+    states = tp.dtensor.verify(model, optimizer).states
+    assert len(states) == 8
+    assert set(states.values()) == {"DETACHED"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hooks_of_a_parallelised_model_hold_no_tensor_left_behind(single_process_group):
+    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8))
+    parallelize_module(model, init_device_mesh("cpu", (1,)), {"0": ColwiseParallel()})
+    assert model[0]._forward_hooks  # which have the mesh, and in it the ranks
+
+    assert {finding.code for finding in tp.check(model).findings} == {"TP401"}
+    assert "TP404" not in {finding.code for finding in tp.audit_device_consistency(model).findings}
 
 
 def test_there_are_enough_models():

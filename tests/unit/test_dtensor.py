@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 import torch
 from torch import nn
@@ -25,35 +24,19 @@ from torch.distributed.tensor import Replicate, Shard, init_device_mesh
 import tensorplay as tp
 from tensorplay import dtensor
 from tensorplay._native import C
-from tensorplay.bodies import bodies_of
 from tensorplay.repairs import REASONS
-from tensorplay.reports import Read
 from tests import hyperparallel as hp
-from tests.dtensors import Sharded, Wrapped, over
-
-
-def wrapper(device: str, local: Any, dtype: torch.dtype = torch.float32) -> Any:
-    tensor = torch.Tensor._make_wrapper_subclass(Wrapped, (4,), dtype=dtype, device=device)
-    tensor._local_tensor = local
-    return tensor
-
-
-def healthy(device: str = "cpu") -> Any:
-    local = torch.ones(4, device=device)
-    return over(local, local)
-
-
-def broken(device: str = "cpu") -> Any:
-    """Built on meta; then the local tensor alone was materialised."""
-    return over(torch.empty(4, device="meta"), torch.ones(4, device=device))
-
-
-def facts_of(tensor: Any) -> dict[str, Any]:
-    """Every field of all layers, but for the references of the test itself."""
-    facts: dict[str, Any] = msgspec.to_builtins(Read("", C.read(tensor)).model())
-    del facts["python"]["refcount"]
-    return facts
-
+from tests.dtensors import (
+    Sharded,
+    Wrapped,
+    broken,
+    facts_of,
+    healthy,
+    native_facts,
+    over,
+    unwrapped,
+    wrapper,
+)
 
 # -- states -------------------------------------------------------------------------------------------------------
 
@@ -201,11 +184,7 @@ def test_wrappers_have_rules_of_their_own(body, local, state):
 
 def test_a_wrapper_of_another_type_and_one_without_its_key():
     assert dtensor.verify(wrapper("cpu", torch.ones(4, dtype=torch.float16))).state == "DTYPE"
-    plain = torch.Tensor._make_subclass(
-        type("Slotted", (torch.Tensor,), {"__slots__": ["_local_tensor"]}), torch.ones(4)
-    )
-    plain._local_tensor = torch.ones(4)
-    assert dtensor.verify(plain).state == "NO_PYTHON_KEY"
+    assert dtensor.verify(unwrapped(torch.ones(4), torch.ones(4))).state == "NO_PYTHON_KEY"
 
 
 def test_torchs_own_dtensor(single_process_group):
@@ -290,7 +269,7 @@ def test_who_answers_for_the_tensor():
 @pytest.mark.parametrize("state", STATES)
 def test_verifying_changes_nothing(state):
     tensor = STATES[state]("cpu")
-    local = C.local_tensor(tensor)[1]
+    local = C.local_tensor(tensor)[2]
     before = [facts_of(one) for one in (tensor, local) if one is not None]
 
     dtensor.verify(tensor)
@@ -559,7 +538,7 @@ REFUSALS = [
     Refusal("local-own", class_attribute),
     Refusal("local-not-body", itself),
     Refusal("local-not-dtensor", lambda: over(meta(), healthy())),
-    Refusal("body-not-wrapper", lambda: wrapper("meta", torch.ones(4)), options={"method": "impl"}),
+    Refusal("body-without-key", lambda: wrapper("meta", torch.ones(4)), options={"method": "impl"}),
     Refusal("body-dense", lambda: over_impl(torch.empty(4, device="meta", layout=torch.sparse_coo), torch.ones(4))),
     Refusal("not-inference", inference_body),
     Refusal("not-inference", inference_local, lambda: over(meta(), torch.ones(4))),
@@ -630,17 +609,6 @@ def watched() -> Any:
 
 def ids(refusals: list[Refusal]) -> list[str]:
     return [f"{number}-{one.reason}" for number, one in enumerate(refusals)]
-
-
-def native_facts(tensor: Any) -> list[Any]:
-    local = C.local_tensor(tensor)
-    own = C.instance_dict(tensor)
-    return [
-        facts_of(tensor),
-        None if local is None or local[1] is None else facts_of(local[1]),
-        None if own is None else {key: id(value) for key, value in own.items()},
-        type(tensor),
-    ]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=ids(REFUSALS))
@@ -777,7 +745,7 @@ def test_a_failing_check_takes_everything_back(failing):
     before = native_facts(tensor)
     hooks = torch.Tensor._backward_hooks.__get__(tensor)
 
-    assert C.apply_repair(tensor, None, True, False, (), [], failing) == ("refused", "plan")  # its gradient
+    assert C.apply_repair(tensor, None, True, False, (), [], failing) == ("refused", "plan", "")  # its gradient
     assert native_facts(tensor) == before
     assert torch.Tensor._backward_hooks.__get__(tensor) is hooks
 
@@ -788,9 +756,9 @@ def test_a_failing_check_takes_the_exchange_back(failing):
     before = native_facts(tensor)
     hooks = torch.Tensor._backward_hooks.__get__(tensor)
 
-    end, failed = C.apply_repair(tensor, None, True, False, (), [], failing)
+    end, failed, said = C.apply_repair(tensor, None, True, False, (), [], failing)
 
-    assert failed == failing
+    assert (said if failed == "donor" else failed) == failing
     assert end == ("refused" if failing in ("exchange", "donor-exact") else "taken back")
     assert native_facts(tensor) == before
     assert torch.Tensor._backward_hooks.__get__(tensor) is hooks
@@ -801,10 +769,14 @@ def test_a_registration_that_changed_takes_it_back():
     tensor = broken()
     before = native_facts(tensor)
 
-    assert C.apply_repair(tensor, None, False, False, (({"weight": None}, "weight"),), []) == ("taken back", "object")
-    assert C.apply_repair(tensor, None, False, False, (([], 0),), []) == ("taken back", "object")
+    assert C.apply_repair(tensor, None, False, False, (({"weight": None}, "weight"),), []) == (
+        "taken back",
+        "object",
+        "",
+    )
+    assert C.apply_repair(tensor, None, False, False, (([], 0),), []) == ("taken back", "object", "")
     assert native_facts(tensor) == before
-    assert C.apply_repair(tensor, None, False, False, (([tensor], 0),), []) == ("done", "")
+    assert C.apply_repair(tensor, None, False, False, (([tensor], 0),), []) == ("done", "", "")
 
 
 def test_what_a_repair_keeps():
@@ -994,6 +966,102 @@ def test_what_is_no_dtensor():
     assert dtensor.repair(nn.Linear(2, 2)).plans == ()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"requires_grad": torch.ones(2)}, r"requires_grad=\) takes 'keep', True or False, got Tensor"),
+        ({"requires_grad": 1}, r"requires_grad=\) takes 'keep', True or False, got 1"),
+        ({"partial": "no"}, r"partial=\) takes True or False, got str"),
+        ({"dry_run": 1}, r"dry_run=\) takes True or False, got int"),
+        ({"optimizer": 4}, "takes an optimizer, or several"),
+    ],
+)
+def test_options_of_another_type_are_told_before_anything_is_done(options, message):
+    tensor = broken()
+    state = hp.sharded_params(model_of())[0]
+    buffer = state._sharded_param_data
+
+    with pytest.raises(TypeError, match=message):
+        dtensor.repair(tensor, **options)
+    with pytest.raises(TypeError, match=message):
+        dtensor.repair_context(tensor, **options)
+    with pytest.raises(TypeError, match=message):
+        dtensor.reset_sharded_param(state, **options)
+
+    assert dtensor.verify(tensor).state == "BODY_META"
+    assert state._sharded_param_data is buffer
+
+
+@pytest.mark.parametrize("state", ["VERSION_SPLIT", "REQUIRES_GRAD", "LOCAL_NONLEAF"])
+def test_what_an_exchange_does_not_mend_is_said(state):
+    tensor = STATES[state]("cpu")
+    before = native_facts(tensor)
+
+    report = dtensor.repair(tensor)
+
+    (plan,) = report.plans
+    assert (plan.outcome, report.findings[0].evidence["state"]) == ("unchanged", state)
+    (told,) = [check for check in plan.checks if check.name == "mends"]
+    assert told.reason == f"an exchange of the body does not mend {state}: the finding on it says what does"
+    assert "repair(model)" not in report.findings[0].fix
+    assert native_facts(tensor) == before
+
+
+def test_what_no_module_has_registered_is_repaired_by_itself():
+    model = nn.Module()
+    model.kept = [broken()]
+    (finding,) = tp.check(model).findings
+    assert (finding.code, "repair(p)" in finding.fix) == ("TP410", True)
+
+    model.register_parameter("weight", nn.Parameter(hp.DTensor(meta(), hp.Mesh(), (hp.Shard(0),))))
+    model.weight._local_tensor = torch.ones(4)
+    (finding,) = [one for one in tp.check(model).findings if one.where.name == "model.weight"]
+    assert "repair(model)" in finding.fix
+    dtensor.repair(model)
+    dtensor.repair(model.kept[0])
+    assert not tp.check(model).findings
+
+
+def test_the_state_after_a_repair_is_the_reports():
+    model = model_of()
+    for state in hp.sharded_params(model):
+        state.sharded_param._local_tensor = torch.ones_like(state.sharded_param._local_tensor)
+
+    report = dtensor.repair(model)
+
+    assert {plan.after for plan in report.plans} == {"COMM_STALE"}
+    assert all(one.state == "COMM_STALE" for one in report.document.dtensors)
+
+
+def test_each_alias_has_a_name_of_its_own():
+    model = nn.Module()
+    for name in ("a", "b"):
+        model._parameters[name] = over(torch.zeros(4), torch.ones(4))
+
+    lines = [line.split() for line in str(dtensor.verify(model)).splitlines() if line.lstrip().startswith(".data")]
+
+    assert len(lines) == 2
+    assert len({line[line.index("->") + 1] for line in lines}) == 2
+
+
+def test_reports_are_equal_to_themselves_and_read_back_as_what_they_are():
+    model = model_of()
+    one, many, repair = dtensor.verify(broken()), dtensor.verify(model), dtensor.repair(model, dry_run=True)
+
+    assert (many == many, many == dtensor.verify(model), len({many, many})) == (True, False, 1)
+    for report in (one, many, repair):
+        assert type(type(report).from_json(report.to_json())) is type(report)
+    for cls, other in (
+        (dtensor.Verification, many),
+        (dtensor.Verification, tp.inspect(broken(), quiet=True)),
+        (dtensor.Verifications, repair),
+        (dtensor.Repair, many),
+        (dtensor.Repair, tp.check(model)),
+    ):
+        with pytest.raises(ValueError, match=f"this report is not what {cls.__name__} holds"):
+            cls.from_json(other.to_json())
+
+
 # -- batches ------------------------------------------------------------------------------------------------------
 
 
@@ -1125,6 +1193,39 @@ def test_tied_parameters_are_repaired_once():
     assert model[0].weight is model[1].weight
 
 
+@pytest.mark.parametrize("plain", [torch.ones(2), nn.Parameter(torch.ones(2)), [torch.ones(2)]])
+def test_a_context_takes_a_module_or_a_dtensor(plain):
+    with pytest.raises(TypeError, match="takes a module or a DTensor, got"):
+        dtensor.repair_context(plain)
+
+
+def test_a_context_that_is_used_again_has_no_old_report():
+    context = dtensor.repair_context(model_of())
+    with context:
+        pass
+    assert context.report is not None
+
+    with pytest.raises(ZeroDivisionError), context:
+        raise ZeroDivisionError
+
+    assert context.report is None
+
+
+def test_a_state_without_a_reset():
+    model = model_of()
+    real = hp.sharded_params(model)[0]
+
+    class State:
+        def __init__(self) -> None:
+            self.sharded_param, self._sharded_param_data = real.sharded_param, real._sharded_param_data
+
+    with pytest.raises(TypeError, match=r"State has no reset_sharded_param\(\): hand in what resets it"):
+        dtensor.reset_sharded_param(State())
+    with pytest.raises(TypeError, match=r"reset=\) takes what is called, got int"):
+        dtensor.reset_sharded_param(State(), 3)
+    assert dtensor.reset_sharded_param(State(), lambda: None).plans[0].outcome == "repaired"
+
+
 # -- contexts and frameworks --------------------------------------------------------------------------------------
 
 
@@ -1208,59 +1309,9 @@ def test_checks_after_the_exchange_have_words_of_their_own(monkeypatch):
 def test_a_module_that_has_none_of_a_models_dtensors():
     model = model_of()
 
-    with pytest.raises(tp.RepairRefused, match="Linear has not registered it"):
+    with pytest.raises(tp.RepairRefused, match="it is not registered in Linear"):
         dtensor.repair(model, registered_in=nn.Linear(2, 2))
     assert dtensor.repair(model, registered_in=[model[0]]).repaired == NAMES
-
-
-# -- the public way -----------------------------------------------------------------------------------------------
-
-
-def torchs_own(local: torch.Tensor) -> Any:
-    mesh = init_device_mesh("cpu", (1,))
-    weight = nn.Parameter(TorchDTensor.from_local(torch.empty(4, device="meta"), mesh, [Shard(0)]))
-    weight._local_tensor = local
-    return weight
-
-
-def test_torchs_own_dtensor_is_repaired_by_the_public_way(single_process_group):
-    weight = torchs_own(torch.ones(4))
-    number, spec, local = id(weight), weight._spec, weight._local_tensor
-
-    with pytest.raises(tp.RepairRefused, match="use method='public'"):
-        dtensor.repair(weight)
-    report = dtensor.repair(weight, method="public")
-
-    assert report.repaired == ["weight"]
-    assert (id(weight), weight._spec, weight._local_tensor) == (number, spec, local)
-    assert isinstance(weight, nn.Parameter)
-    assert (str(weight.device), weight.requires_grad, dtensor.verify(weight).state) == ("cpu", True, "OK")
-    (weight * 2).sum().backward()
-    assert torch.equal(weight.grad.to_local(), torch.full((4,), 2.0))
-
-
-def test_the_public_way_for_other_classes():
-    for tensor in (broken(), wrapper("meta", torch.ones(4))):
-        number = id(tensor)
-        dtensor.repair(tensor, method="public")
-        assert (id(tensor), dtensor.verify(tensor).state) == (number, "OK")
-
-
-PUBLIC_CHECKS = ["donor", "exchange", "object", "slots", "registrations", "new-impl", "old-impl", "shape", "dtype",
-                 "device", "keys", "leaf", "requires-grad", "storage", "version", "use-counts", "state"]  # fmt: skip
-
-
-@pytest.mark.parametrize("failing", PUBLIC_CHECKS)
-def test_a_failing_check_takes_the_public_exchange_back(single_process_group, failing):
-    for tensor in (broken(), wrapper("meta", torch.ones(4)), torchs_own(torch.ones(4))):
-        before = native_facts(tensor)
-        (body,) = bodies_of([("tensor", tensor)])
-        attempt = dtensor.Attempt(body, dtensor.Options("public"), dtensor.Places())
-        attempt.apply(failing)
-        assert attempt.plan.outcome == ("refused" if failing in ("donor", "exchange") else "taken back")
-        after = native_facts(tensor)
-        assert after[:2] == before[:2]
-        assert after[2:] == before[2:]
 
 
 # -- many ---------------------------------------------------------------------------------------------------------
@@ -1289,7 +1340,7 @@ def test_many_repairs_beside_graphs_views_and_weak_references():
     assert len(gc.get_objects()) - before < 100
     for _ in range(8_000):
         tensor = broken()
-        assert C.apply_repair(tensor, None, False, False, (), []) == ("done", "")
+        assert C.apply_repair(tensor, None, False, False, (), []) == ("done", "", "")
     assert all(graph.grad_fn is not None for graph in graphs)
     assert [one() for one in weak] == others or all(one() is not None for one in weak)
     assert len(views) == 10
