@@ -392,9 +392,16 @@ def _repaired(x: object, how: _Asked, caller: Caller, name: str | None = None) -
                 raise TypeError(f"dtensor.repair() takes a DTensor or a module, {body.path} is a {kind}")
         places = _Places(found, how.registered_in, how.optimizers)
         attempts = [Attempt(body, how.options, places.of(body)) for body in found.bodies]
-        if not how.dry_run:
-            _apply(attempts, how.partial)
-        report = _report(attempts, caller)
+        try:
+            if not how.dry_run:
+                _apply(attempts, how.partial)
+            report = _report(attempts, caller)
+        except BaseException:  # also KeyboardInterrupt: nobody would know what was done
+            undo(attempts)
+            raise
+        finally:
+            for attempt in attempts:
+                attempt.close()
         if report.refused and not (how.partial or how.dry_run):
             raise RepairRefused(report.reasons, report)
         return report
@@ -404,21 +411,12 @@ def _apply(attempts: Sequence[Attempt], partial: bool) -> None:
     """Exchange all or none, or where it is partial those that can be."""
     if any(attempt.plan.outcome == "refused" for attempt in attempts) and not partial:
         return
-    is_complete = partial
-    try:
-        for attempt in attempts:
-            if attempt.is_open:
-                attempt.apply()
-                if attempt.plan.outcome != "repaired" and not partial:
-                    break
-        else:
-            is_complete = True
-    finally:
-        # Also where an exception passes, as KeyboardInterrupt.
-        if not is_complete:
-            undo(attempts)
-        for attempt in attempts:
-            attempt.close()
+    for attempt in attempts:
+        if attempt.is_open:
+            attempt.apply()
+            if attempt.plan.outcome != "repaired" and not partial:
+                undo(attempts)
+                return
 
 
 def _report(attempts: Sequence[Attempt], caller: Caller) -> Repair:
@@ -463,7 +461,7 @@ class _Places:
         for module in modules.each():
             own = C.instance_dict(module) or {}
             for table in (own.get("_parameters"), own.get("_buffers")):
-                for name, tensor in (table or {}).items():
+                for name, tensor in table.items() if isinstance(table, dict) else ():
                     if type(name) is str and is_dtensor(tensor):
                         have.add(id(tensor))
                         self._tables.setdefault(id(tensor), []).append((table, name))
@@ -610,6 +608,8 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
             if reset is None
             else f"reset_sharded_param(reset=) takes what is called, got {class_name(type(reset))}"
         )
+    if any(type(C.own_value(state, "sharded_param")) is one for one in (torch.Tensor, nn.Parameter, type(None))):
+        raise TypeError(f"the sharded_param of {class_name(type(state))} is no DTensor")
     again()
     name = C.own_value(C.own_value(state, "_module_info"), "param_name")
     name = name if type(name) is str and name else "sharded_param"
@@ -617,9 +617,6 @@ def reset_sharded_param(state: Any, reset: Callable[[], object] | None = None, *
     found = bodies_of([(name, tensor)])
     if not found:
         raise TypeError(f"the sharded_param of {class_name(type(state))} is no DTensor")
-    if found[0].is_wrapper and how.options.method == "impl" and found[0].state in FAULTLESS:
-        _LOG.info("%s: %s, nothing to repair", name, found[0].state)
-        return _report([Attempt(found[0], how.options, Places())], caller)
     try:
         report = _repaired(tensor, how, caller, name)
     except RepairRefused as refused:

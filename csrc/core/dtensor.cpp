@@ -1,7 +1,10 @@
 #include "dtensor.h"
 
+#include <c10/core/StorageImpl.h>
+
 #include <algorithm>
 #include <array>
+#include <typeinfo>
 
 namespace tensorplay {
 namespace {
@@ -20,8 +23,13 @@ bool is_wrapper_kind(Kind kind) {
 }
 
 bool is_freed(const TensorFacts& facts) {
-  return facts.has_storage && !facts.is_meta() && facts.has_shape() && facts.impl.numel > 0 &&
-         !facts.storage.symbolic && facts.storage.nbytes == 0;
+  const bool has_elements =
+      facts.has_storage && !facts.is_meta() && facts.has_shape() && facts.impl.numel > 0;
+  if (!has_elements || facts.storage.symbolic) return false;
+  if (facts.storage.nbytes == 0) return true;
+  // A backend with storages of its own may lay elements out in fewer bytes.
+  const std::optional<int64_t> needed = facts.needed_nbytes();
+  return *facts.storage.type == typeid(c10::StorageImpl) && needed && *needed > facts.storage.nbytes;
 }
 
 // Strides of dimensions with one index, or none, say nothing.

@@ -19,7 +19,7 @@ enum class DtensorState : uint8_t {
   kLocalFake,      // the local tensor is a FakeTensor
   kLocalSparse,    // the local tensor is not strided
   kWrapperNoData,  // the local tensor is a wrapper itself: its memory lies in other tensors
-  kFreed,          // elements, and a storage of 0 bytes
+  kFreed,          // a storage with fewer bytes than the elements reach
   kBodyMeta,       // the body is on meta, the local tensor is not
   kLocalMeta,      // the other way round
   kDtype,

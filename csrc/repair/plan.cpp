@@ -49,7 +49,7 @@ class Planning {
   Plan plan() {
     plan_.states = relate(body_, local_, form_);
     plan_.is_needed = form_.is_wrapper ? calls_for_donor(plan_.states) : calls_for_exchange(plan_.states);
-    if (!object_.local_is_own || object_.local_is_body || object_.local_is_dtensor) plan_.is_needed = true;
+    if (!object_.local_is_own || object_.local_is_body) plan_.is_needed = true;
     check_kinds();
     if (!plan_.is_refused()) {
       check_body();

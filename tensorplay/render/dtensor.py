@@ -44,6 +44,9 @@ def dtensors_summary(document: Document) -> Iterator[Phrase]:
     """Answer the one line that counts: how many are in which state."""
     if document.repairs:
         yield Phrase(f"{_counted(plan.outcome for plan in document.repairs)}; now ")
+    if [found.state for found in document.dtensors] == ["NO_LOCAL"] and not document.findings:
+        yield Phrase(f"no DTensor: a {document.dtensors[0].type} that keeps no local tensor")
+        return
     states = _counted(found.state for found in document.dtensors)
     yield Phrase(f"{plural(len(document.dtensors), 'DTensor')}" + (f", {states}" if states else ""))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tensorplay.classes import class_name
 from tensorplay.layers import FAULTLESS
 from tensorplay.rules.registry import BodyRule
-from tensorplay.words import describe, listed, plural, some_of
+from tensorplay.words import bytes_text, describe, listed, plural, some_of
 
 if TYPE_CHECKING:
     from tensorplay.bodies import Body
@@ -552,12 +552,13 @@ class TypeDiffers(_StateRule):
 
 
 class Freed(_StateRule):
-    """The storage of a DTensor was resized to 0 bytes while it has elements.
+    """The storage of a DTensor was resized to fewer bytes than its elements reach.
 
     ## What it checks
 
-    State `FREED`: of the body or the local tensor, a storage of 0 bytes under a tensor with elements. `check()` tells
-    it as TP102, of the tensor over that storage.
+    State `FREED`: of the body or the local tensor, a storage of 0 bytes under a tensor with elements, or of fewer bytes
+    than these reach. `check()` tells it as TP102, of the tensor over that storage. Of a backend with storages of its
+    own only 0 bytes count.
 
     ## Why it matters
 
@@ -606,20 +607,23 @@ class Freed(_StateRule):
 
     def headline(self, body: Body) -> str:
         """Say whose memory is gone."""
-        gone = [
-            what
+        gone = {
+            what: (record.storage.nbytes, record.extent.needed_nbytes)
             for what, record in (("body", body.record), ("local tensor", body.local_record))
-            if record is not None and record.storage is not None and record.storage.nbytes == 0
-        ]
-        return f"the storage of the {listed(gone)} has 0 bytes"
+            if record is not None and record.storage is not None and record.extent is not None
+            if record.storage.nbytes < (record.extent.needed_nbytes or 0) and record.impl.device != "meta"
+        }
+        nbytes, needed = next(iter(gone.values()), (0, 0))
+        return f"the storage of the {listed(list(gone))} has {bytes_text(nbytes)} of the {bytes_text(needed)} it needs"
 
     def why(self, body: Body) -> str:
         """Say what was done."""
-        return "it was released by untyped_storage().resize_(0), as frameworks do with gathered parameters"
+        return "it was released by untyped_storage().resize_(), as frameworks do with gathered parameters"
 
     def fix(self, body: Body) -> str:
         """Name the way."""
-        nbytes = body.local_record.impl.numel * body.local_record.impl.itemsize
+        extents = [one.extent for one in (body.record, body.local_record) if one is not None and one.extent is not None]
+        nbytes = max((extent.needed_nbytes or 0 for extent in extents), default=0)
         return f"give it memory, untyped_storage().resize_({nbytes}), and load its values again"
 
 

@@ -206,6 +206,7 @@ def test_a_plain_tensor_has_no_local_one():
     assert (found.state, found.findings) == ("NO_LOCAL", ())
     with pytest.raises(TypeError, match="takes a tensor or a module, got list"):
         dtensor.verify([torch.ones(2)])
+    assert str(found).splitlines()[-1] == "no DTensor: a Tensor that keeps no local tensor: no findings"
 
 
 def test_no_code_of_the_class_is_run():
@@ -1211,6 +1212,39 @@ def test_a_context_that_is_used_again_has_no_old_report():
     assert context.report is None
 
 
+def test_an_interrupt_after_the_exchange_takes_it_back(monkeypatch):
+    model = model_of()
+    before = [native_facts(one) for one in model.parameters()]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dtensor, "_findings", interrupted)
+    for options in ({}, {"partial": True}, {"method": "public"}):
+        with pytest.raises(KeyboardInterrupt):
+            dtensor.repair(model, **options)
+        assert [native_facts(one) for one in model.parameters()] == before
+
+
+def test_a_local_tensor_that_is_a_dtensor_is_left_alone_where_nothing_is_wrong():
+    inner = healthy()
+    outer = over(inner._local_tensor, inner)
+    assert dtensor.verify(outer).state == "OK"
+    assert dtensor.repair(outer).plans[0].outcome == "unchanged"
+
+
+def test_a_storage_that_was_cut_is_freed_in_part():
+    tensor = healthy()
+    tensor._local_tensor.untyped_storage().resize_(8)
+
+    found = dtensor.verify(tensor)
+
+    assert (found.state, found.findings[0].code) == ("FREED", "TP416")
+    assert found.findings[0].headline == "the storage of the body and local tensor has 8 B of the 16 B it needs"
+    assert "resize_(16)" in found.findings[0].fix
+    assert [one.code for one in tp.check(tensor).findings] == ["TP102"]
+
+
 def test_a_state_without_a_reset():
     model = model_of()
     real = hp.sharded_params(model)[0]
@@ -1223,6 +1257,10 @@ def test_a_state_without_a_reset():
         dtensor.reset_sharded_param(State())
     with pytest.raises(TypeError, match=r"reset=\) takes what is called, got int"):
         dtensor.reset_sharded_param(State(), 3)
+    plain = State()
+    plain.sharded_param = nn.Parameter(torch.ones(2))
+    with pytest.raises(TypeError, match="the sharded_param of State is no DTensor"):
+        dtensor.reset_sharded_param(plain, pytest.fail)
     assert dtensor.reset_sharded_param(State(), lambda: None).plans[0].outcome == "repaired"
 
 
