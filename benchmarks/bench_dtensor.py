@@ -55,7 +55,7 @@ def run_one(results: Results, rounds: int) -> None:
     cases = [
         Case(
             "one parameter: every check, the exchange, its verification, and back",
-            "journal = []\nC.apply_repair(tensor, None, False, False, (), journal)\n"
+            "journal = []\nC.apply_repair(tensor, None, 0, (), journal)\n"
             "C.undo_repairs([(tensor, journal[0], address)])",
             names,
             ONE_TARGET_NS,

@@ -97,12 +97,12 @@ SIGNATURES = {
     "own_value": "(object: object, name: str, /) -> Any",
     "dtensor_states": "(tensor: torch.Tensor, /) -> tuple[str, ...]",
     "plan_repair": (
-        "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, whole: bool, /) -> "
+        "(tensor: torch.Tensor, requires_grad: bool | None, moves: int, whole: bool, /) -> "
         "tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]"
     ),
     "dispatch_form": "(tensor: torch.Tensor, /) -> tuple[int, bool, bool, bool, bool]",
     "apply_repair": (
-        "(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, "
+        "(tensor: torch.Tensor, requires_grad: bool | None, moves: int, "
         "registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) "
         "-> tuple[str, str, str]"
     ),

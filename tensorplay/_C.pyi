@@ -422,7 +422,7 @@ class TensorRecord:
     def inner(self) -> tuple[tuple[str, TensorRecord], ...]:
         """(role, TensorRecord) of each tensor this one is made of."""
 
-def apply_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str, str]:
+def apply_repair(tensor: torch.Tensor, requires_grad: bool | None, moves: int, registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) -> tuple[str, str, str]:
     """Exchange the body for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, refused or taken back; the check; what was said of it). The object that gets the old body is put into the list `journal` first. `trip` names a check to fail."""
 
 def buffer_of(object: object, /) -> tuple[int, int] | None:
@@ -536,8 +536,8 @@ def pair_up(slots: list[Any], entries: dict[str, Any], pair_class: type[_Slot], 
 def placement(module_class: type, roots: Sequence[object], optimizers: Sequence[object], gradients: bool = True, passed_over: tuple[type, ...] = (), most: int = 0, wanted: Sequence[int] | None = None, /) -> tuple[int, list[Any]]:
     """Group some tensors, and every one that some modules and optimizers hold, by what its device facts say; answer how many modules there are, and the groups, with the paths of up to `most` members, of those whose numbers are in `wanted` where it is given."""
 
-def plan_repair(tensor: torch.Tensor, requires_grad: bool | None, hooks: bool, grad: bool, whole: bool, /) -> tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]:
-    """Answer the states, whether an exchange would mend one, and each check: (name, passed, refused, reported or not checked; what was read). Changes nothing."""
+def plan_repair(tensor: torch.Tensor, requires_grad: bool | None, moves: int, whole: bool, /) -> tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]:
+    """Answer the states, whether an exchange would mend one, and each check: (name, passed, refused, reported or not checked; what was read). `moves`: 1 for hooks, 2 for the gradient, 4 for the version counter. Changes nothing."""
 
 def producer(tensor: object, /) -> Any:
     """Answer the Python object whose memory a tensor borrows, where its deleter keeps one. Else None."""

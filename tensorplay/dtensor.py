@@ -34,7 +34,7 @@ from tensorplay.errors import Reason, RepairRefused
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import FAULTLESS, Document, DTensorLayers, Finding, RepairPlan
 from tensorplay.modules import Modules, collection_paused, orphans_of
-from tensorplay.repairs import Attempt, Method, Options, Places, reasons_of, undo
+from tensorplay.repairs import GRAD, HOOKS, VERSION, Attempt, Method, Options, Places, reasons_of, undo
 from tensorplay.reports import Read, Report
 from tensorplay.rules.registry import body_rules
 from tensorplay.selection import lenient_config, select_findings
@@ -291,7 +291,8 @@ def repair(
             to one.
         registered_in: a module that has the tensor, or several, as a list.
         requires_grad: of the new body: "keep" what the old one has, True or False.
-        migrate: "hooks" and "grad": what the body has of these is moved, where it is refused otherwise.
+        migrate: "hooks" and "grad": what the body has of these is moved, where it is refused otherwise; "version": the
+            body gets the local tensor's version counter, also where nothing else is wrong.
         partial: repair those that can be, and report the rest, instead of all or none.
         dry_run: answer every check, and change nothing.
 
@@ -329,11 +330,18 @@ def _options(method: str, requires_grad: object, migrate: object) -> Options:
         got = repr(requires_grad) if type(requires_grad) in (str, int) else class_name(type(requires_grad))
         raise TypeError(f"repair(requires_grad=) takes 'keep', True or False, got {got}")
     if not isinstance(migrate, (str, list, tuple, set, frozenset)):
-        raise TypeError(f"repair(migrate=) takes 'hooks', 'grad' or both in a tuple, got {class_name(type(migrate))}")
+        got = class_name(type(migrate))
+        raise TypeError(f"repair(migrate=) takes 'hooks', 'grad', 'version' or some in a tuple, got {got}")
     named = (migrate,) if isinstance(migrate, str) else tuple(migrate)
-    if unknown := [name for name in named if name not in ("hooks", "grad")]:
-        raise ValueError(f"repair(migrate=) takes 'hooks' and 'grad', got {unknown[0]!r}")
-    return Options(method, requires_grad, "hooks" in named, "grad" in named)  # type: ignore[arg-type]
+    moves = 0
+    for name in named:
+        if type(name) is not str or name not in _MOVES:
+            raise ValueError(f"repair(migrate=) takes 'hooks', 'grad' and 'version', got {name!r}")
+        moves |= _MOVES[name]
+    return Options(method, requires_grad, moves)  # type: ignore[arg-type]
+
+
+_MOVES = {"hooks": HOOKS, "grad": GRAD, "version": VERSION}
 
 
 _OPTIONS = ("method", "optimizer", "registered_in", "requires_grad", "migrate", "partial", "dry_run")

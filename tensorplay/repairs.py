@@ -20,7 +20,7 @@ from tensorplay.errors import Reason
 from tensorplay.layers import FAULTLESS, CheckResult, RepairCheck, RepairPlan
 from tensorplay.walk import slots_of
 
-__all__ = ["REASONS", "Attempt", "Method", "Options", "plan_of", "reasons_of", "undo"]
+__all__ = ["GRAD", "HOOKS", "REASONS", "VERSION", "Attempt", "Method", "Options", "plan_of", "reasons_of", "undo"]
 
 Method = Literal["impl", "public"]
 
@@ -34,7 +34,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "local-not-dtensor": ("its local tensor is a DTensor too", "set _local_tensor to the shard, a plain tensor"),
     "body-without-key": (
         "operators reach its class by the Python key of its body, a {found}: an exchange of the impl would drop it",
-        "use method='public'",
+        "use method='public'; in a model with bodies of both kinds partial=True, once with each method",
     ),
     "body-dense": (
         "its body is {found}, not an ordinary strided tensor",
@@ -42,7 +42,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "not-inference": (
         "the {found} is an inference tensor, which has no version counter",
-        "make it outside torch.inference_mode(), or clone() it there",
+        "make it outside torch.inference_mode(), or clone() it outside",
     ),
     "local-not-fake": (
         "the local tensor is a FakeTensor: it has no memory",
@@ -150,8 +150,8 @@ REASONS: dict[str, tuple[str, str]] = {
         "make the DTensor anew from its local tensor",
     ),
     "mends": (
-        "an exchange of the body does not mend {found}",
-        "the finding on it says what does",
+        "{found} alone is not what a body is exchanged for",
+        "the finding on it says what puts it right",
     ),
     "donor": ("no donor of its class could be made: {found}", "make the DTensor anew"),
     "exchange": ("the exchange was refused: {found}", "try the other method, or make the DTensor anew"),
@@ -167,13 +167,16 @@ _AFTER = "after the exchange {found} was not as it has to be, and it was exchang
 _AFTER_WAY = "repair where no other thread works with it, or make the DTensor anew from its local tensor"
 
 
+HOOKS, GRAD, VERSION = 1, 2, 4
+
+
 class Options(NamedTuple):
     """How a repair is to be done."""
 
     method: Method = "impl"
     requires_grad: bool | Literal["keep"] = "keep"
-    hooks: bool = False
-    grad: bool = False
+    moves: int = 0
+    """Bits of what the new body gets: HOOKS, GRAD; VERSION where that alone is a reason to exchange it."""
 
     @property
     def wanted(self) -> bool | None:
@@ -221,8 +224,7 @@ class Attempt:
             end, failed, said = C.apply_repair(
                 self.body.tensor,
                 options.wanted,
-                options.hooks,
-                options.grad,
+                options.moves,
                 self.places.registrations,
                 self._journal,
                 trip,
@@ -290,7 +292,7 @@ def plan_of(body: Body, options: Options, places: Places) -> RepairPlan:
     is_needed = False
     if body.local is not None:
         whole = options.method == "public"
-        _, is_needed, native = C.plan_repair(body.tensor, options.wanted, options.hooks, options.grad, whole)
+        _, is_needed, native = C.plan_repair(body.tensor, options.wanted, options.moves, whole)
         checks += map(_CHECKS.__getitem__, cast("list[tuple[str, CheckResult, str]]", native))
     if options.method == "impl":
         holds("exchange-known", C.KNOWS_EXCHANGE)
@@ -461,7 +463,7 @@ class _Whole:
     def exchange(self, journal: list[Any], trip: str) -> tuple[str, str, str]:
         """Exchange, verify, and exchange back where a check does not hold; answer how it ended, which one, and why."""
         p = self._body.tensor
-        grad = C.grad_object(p) if self._options.grad else None
+        grad = C.grad_object(p) if self._options.moves & GRAD else None
         with torch.no_grad(), torch._C.DisableTorchFunction():
             hooks = {name: getattr(torch._C.TensorBase, name).__get__(p) for name in _HOOKS}
             try:
@@ -528,6 +530,8 @@ class _Whole:
         local: Any = C.read(body.local)
         is_wrapper = body.is_wrapper
         had_key = "NO_PYTHON_KEY" not in body.states
+        # Torch's own class takes its keys from the local tensor.
+        has_form = had_key and not is_torchs_own(self._cls)
         return {
             "object": lambda: type(p) is self._cls and self._has_items(C.instance_dict(p)),
             "slots": lambda: all(C.own_value(p, name) is value for name, value in self._slots.items()),
@@ -537,7 +541,7 @@ class _Whole:
             "shape": lambda: not had_key or now.impl.shape == before.impl.shape,
             "dtype": lambda: now.impl.dtype == before.impl.dtype,
             "device": lambda: now.impl.device == local.impl.device,
-            "keys": lambda: C.dispatch_form(p) == self._form if had_key else "Python" in now.impl.keys,
+            "keys": lambda: C.dispatch_form(p) == self._form if has_form else "Python" in now.impl.keys,
             "leaf": lambda: now.impl.is_leaf is True,
             "requires-grad": lambda: now.impl.requires_grad is wanted,
             "storage": lambda: is_wrapper or now.storage.address == local.storage.address,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import msgspec
 
 from tensorplay.callers import Caller
+from tensorplay.classes import class_name
 from tensorplay.layers import (
     SCHEMA_VERSION,
     SEVERITIES,
@@ -166,9 +167,12 @@ class Report:
         """Read a report back from its JSON; call it on the class of a special report to get one of those.
 
         Raises:
+            TypeError: it is no text.
             ValueError: the text is no report, or one of a newer schema; a verdict or fixes, which hold a report; a
                 report on something else than this class is about.
         """
+        if not isinstance(text, (str, bytes, bytearray, memoryview)):
+            raise TypeError(f"{cls.__name__}.from_json() takes JSON as str or bytes, got {class_name(type(text))}")
         try:
             version = msgspec.json.decode(text, type=_Version).schema_version
         except msgspec.MsgspecError as error:

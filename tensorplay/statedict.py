@@ -270,6 +270,8 @@ def named_optimizers(asked: object, caller: Caller, call: str, index: int) -> li
     """
     if asked is None:
         return []
+    if type(asked) is dict and not all(type(key) is str for key in list(asked)):
+        raise TypeError(f"{call}() takes optimizers in a dict by their names, which are str")
     named = named_objects(asked)
     if named is None:
         name = caller.argument("optimizer", index)

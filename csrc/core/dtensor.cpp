@@ -1,5 +1,6 @@
 #include "dtensor.h"
 
+#include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/core/StorageImpl.h>
 
 #include <algorithm>
@@ -30,6 +31,11 @@ bool is_freed(const TensorFacts& facts) {
   // A backend with storages of its own may lay elements out in fewer bytes.
   const std::optional<int64_t> needed = facts.needed_nbytes();
   return *facts.storage.type == typeid(c10::StorageImpl) && needed && *needed > facts.storage.nbytes;
+}
+
+// cpu and cpu:0 are one; so are a device without an index and one of its kind with any.
+bool same_device(c10::Device a, c10::Device b) {
+  return a.type() == b.type() && (a.is_cpu() || !a.has_index() || !b.has_index() || a.index() == b.index());
 }
 
 // Strides of dimensions with one index, or none, say nothing.
@@ -78,31 +84,22 @@ class Relating {
 
   // False where the local tensor has no layers of its own to compare.
   bool compare_kinds() {
-    switch (local_.kind) {
-      case Kind::kFake:
-        // Under tracing both layers of a wrapper are what they should be.
-        if (!form_.is_wrapper && body_.kind != Kind::kFake) found(DtensorState::kLocalFake);
-        return false;
-      case Kind::kSparseCoo:
-      case Kind::kSparseCompressed:
-      case Kind::kMkldnn:
-        if (!form_.is_wrapper) found(DtensorState::kLocalSparse);
-        return false;
-      default:
-        break;
-    }
-    if (is_wrapper_kind(local_.kind)) {
-      // What torch's own DTensor holds may well be one: quantised shards, results still on their way.
-      if (form_.is_wrapper) {
-        compare_devices();
-      } else {
-        found(DtensorState::kWrapperNoData);
-      }
+    if (local_.kind == Kind::kFake) {
+      // Under tracing both layers of a wrapper are what they should be.
+      if (!form_.is_wrapper && body_.kind != Kind::kFake) found(DtensorState::kLocalFake);
       return false;
     }
-    const bool has_layers = local_.has_storage && local_.has_geometry();
-    if (!has_layers && !form_.is_wrapper) found(DtensorState::kLocalSparse);  // a nested tensor, as well
-    return has_layers;
+    const bool is_wrapper = is_wrapper_kind(local_.kind);
+    const bool is_sparse = local_.kind == Kind::kSparseCoo || local_.kind == Kind::kSparseCompressed ||
+                           local_.kind == Kind::kMkldnn;
+    if (!is_wrapper && !is_sparse && local_.has_storage && local_.has_geometry()) return true;
+    if (form_.is_wrapper) {
+      // It may well hold one: quantised shards, results still on their way. Devices can be told of any.
+      compare_devices();
+    } else {
+      found(is_wrapper ? DtensorState::kWrapperNoData : DtensorState::kLocalSparse);  // or a nested tensor
+    }
+    return false;
   }
 
   void compare_devices() {
@@ -112,13 +109,22 @@ class Relating {
     if (body && !local) found(DtensorState::kBodyMeta);
     if (local && !body) found(DtensorState::kLocalMeta);
     const bool known = !body && !local && body_.impl.device && local_.impl.device;
-    if (form_.is_wrapper && known && *body_.impl.device != *local_.impl.device) found(DtensorState::kDevice);
+    if (form_.is_wrapper && known && !same_device(*body_.impl.device, *local_.impl.device)) {
+      found(DtensorState::kDevice);
+    }
   }
 
   void compare_labels() {
     compare_devices();
     if (is_freed(local_)) found(DtensorState::kFreed);
-    if (body_.impl.dtype != local_.impl.dtype) found(DtensorState::kDtype);
+    if (body_.impl.dtype != local_.impl.dtype && !is_quantised()) found(DtensorState::kDtype);
+  }
+
+  // Elements of one byte under a wrapper that says a wider floating type: it is the class that knows the
+  // scale.
+  bool is_quantised() const {
+    const auto says = c10::typeMetaToScalarType(body_.impl.dtype);
+    return c10::isFloatingType(says) && body_.impl.dtype.itemsize() > 1 && local_.impl.dtype.itemsize() == 1;
   }
 
   void compare_layers() {

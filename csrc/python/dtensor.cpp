@@ -250,13 +250,20 @@ PyObject* dtensor_states(PyObject*, PyObject* object) {
   });
 }
 
-// (requires_grad or None, hooks, grad), as arguments 1 to 3.
-repair::Request request_of(PyObject* const* args) {
-  repair::Request request;
+// Bits of what is to be moved along, as repairs.py has them.
+constexpr long kHooks = 1;
+constexpr long kGrad = 2;
+constexpr long kVersion = 4;
+
+// (requires_grad or None, bits), as arguments 1 and 2. False with an exception set.
+bool read_request(PyObject* const* args, repair::Request& request) {
   if (args[1] != Py_None) request.requires_grad = args[1] == Py_True;
-  request.migrate_hooks = args[2] == Py_True;
-  request.migrate_grad = args[3] == Py_True;
-  return request;
+  const long moves = PyLong_AsLong(args[2]);
+  if (moves == -1 && PyErr_Occurred() != nullptr) return false;
+  request.migrate_hooks = (moves & kHooks) != 0;
+  request.migrate_grad = (moves & kGrad) != 0;
+  request.migrate_version = (moves & kVersion) != 0;
+  return true;
 }
 
 repair::Plan plan_of(const Pair& pair, const repair::Request& request) {
@@ -287,12 +294,13 @@ PyObject* passed_entry(const char* name) {
 }
 
 PyObject* plan_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!need_arguments(count, 5, 5, "plan_repair(tensor, requires_grad, hooks, grad, whole)")) return nullptr;
+  if (!need_arguments(count, 4, 4, "plan_repair(tensor, requires_grad, moves, whole)")) return nullptr;
   return guarded([&]() -> PyObject* {
     Pair pair;
     if (!read_pair(args[0], pair)) return nullptr;
-    repair::Request request = request_of(args);
-    request.whole = args[4] == Py_True;
+    repair::Request request;
+    if (!read_request(args, request)) return nullptr;
+    request.whole = args[3] == Py_True;
     const repair::Plan plan = plan_of(pair, request);
     PyObject* checks = PyList_New(0);
     for (size_t i = 0; checks != nullptr && i < plan.checks.size(); ++i) {
@@ -445,18 +453,19 @@ bool need_registrations(PyObject* places) {
 }
 
 PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  const char* call = "apply_repair(tensor, requires_grad, hooks, grad, registrations, journal, trip='')";
-  if (!need_arguments(count, 6, 7, call) || !need_registrations(args[4])) return nullptr;
-  if (PyList_Check(args[5]) == 0) {
+  const char* call = "apply_repair(tensor, requires_grad, moves, registrations, journal, trip='')";
+  if (!need_arguments(count, 5, 6, call) || !need_registrations(args[3])) return nullptr;
+  if (PyList_Check(args[4]) == 0) {
     PyErr_SetString(PyExc_TypeError, "journal: a list");
     return nullptr;
   }
-  const char* trip = count > 6 ? PyUnicode_AsUTF8(args[6]) : "";
+  const char* trip = count > 5 ? PyUnicode_AsUTF8(args[5]) : "";
   if (trip == nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     Pair pair;
     if (!read_pair(args[0], pair)) return nullptr;
-    const repair::Request request = request_of(args);
+    repair::Request request;
+    if (!read_request(args, request)) return nullptr;
     const repair::Plan plan = plan_of(pair, request);
     if (plan.is_refused() || !plan.is_needed || swap_function == nullptr) {
       return Py_BuildValue("(sss)", "refused", "plan", "");
@@ -471,8 +480,8 @@ PyObject* apply_repair(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (std::string_view(trip).starts_with("donor")) wrong = trip;
     if (wrong != nullptr) return Py_BuildValue("(sss)", "refused", "donor", wrong);
     // Before anything is done: whoever is interrupted right after it can take it back.
-    if (PyList_Append(args[5], donor.get()) != 0) return nullptr;
-    ObjectHands hands(args[0], donor.get(), args[4]);
+    if (PyList_Append(args[4], donor.get()) != 0) return nullptr;
+    ObjectHands hands(args[0], donor.get(), args[3]);
     const repair::Outcome outcome = repair::apply(hands, *pair.inside, request, trip);
     if (outcome.end == repair::End::kDone) return Py_BuildValue("(sss)", "done", "", "");
     if (outcome.end == repair::End::kStuck) {
@@ -546,20 +555,19 @@ PyMethodDef methods[] = {
      "strides, "
      "sizes, device and layout are asked of somebody else than the impl."},
     {"plan_repair", fast_call(plan_repair), METH_FASTCALL,
-     "plan_repair(tensor, requires_grad, hooks, grad, whole, /)\n--\n\nAnswer the states, whether an "
-     "exchange would "
-     "mend "
-     "one, and each check: (name, passed, refused, reported or not checked; "
-     "what was read). Changes nothing."},
+     "plan_repair(tensor, requires_grad, moves, whole, /)\n--\n\nAnswer the states, whether an exchange "
+     "would mend "
+     "one, and each check: (name, passed, refused, reported or not checked; what was read). `moves`: 1 for "
+     "hooks, 2 "
+     "for the gradient, 4 for the version counter. Changes nothing."},
     {"apply_repair", fast_call(apply_repair), METH_FASTCALL,
-     "apply_repair(tensor, requires_grad, hooks, grad, registrations, journal, trip='', /)\n--\n\nExchange "
-     "the body "
-     "for an alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, "
-     "refused or "
-     "taken back; the check; what was said of it). The object that gets the old body is put into the list "
-     "`journal` first. `trip` "
-     "names a "
-     "check to fail."},
+     "apply_repair(tensor, requires_grad, moves, registrations, journal, trip='', /)\n--\n\nExchange the "
+     "body for an "
+     "alias of the local tensor, verify, and take it back where a check does not hold. Answer (done, refused "
+     "or taken "
+     "back; the check; what was said of it). The object that gets the old body is put into the list "
+     "`journal` first. "
+     "`trip` names a check to fail."},
     {"undo_repairs", undo_repairs, METH_O,
      "undo_repairs(done, /)\n--\n\nExchange back what apply_repair() exchanged: (tensor, donor, "
      "address of the "

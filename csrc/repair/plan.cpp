@@ -50,6 +50,7 @@ class Planning {
     plan_.states = relate(body_, local_, form_);
     plan_.is_needed = form_.is_wrapper ? calls_for_donor(plan_.states) : calls_for_exchange(plan_.states);
     if (!object_.local_is_own || object_.local_is_body) plan_.is_needed = true;
+    if (is_mistaken(DtensorState::kVersionSplit) && request_.migrate_version) plan_.is_needed = true;
     check_kinds();
     if (!plan_.is_refused()) {
       check_body();
@@ -68,6 +69,10 @@ class Planning {
     plan_.checks.push_back({name, holds ? Result::kPassed : Result::kReported, std::move(found)});
   }
 
+  bool is_mistaken(DtensorState state) const {
+    return std::ranges::find(plan_.states, state) != plan_.states.end();
+  }
+
   void check_kinds() {
     check("local-own", object_.local_is_own);
     check("local-not-body", !object_.local_is_body);
@@ -79,7 +84,10 @@ class Planning {
     const bool fake = local_.kind == Kind::kFake;
     check("local-not-fake", !fake);
     const bool has_key = local_.impl.keys.has(c10::DispatchKey::Python);
-    if (!fake) check("local-dense", is_dense(local_) && !has_key, kind_in_words(local_, has_key));
+    // A wrapper holds the local tensor as an object, whatever that is made of.
+    if (!fake && !form_.is_wrapper) {
+      check("local-dense", is_dense(local_) && !has_key, kind_in_words(local_, has_key));
+    }
   }
 
   void check_body() {
@@ -127,6 +135,7 @@ class Planning {
     check("local-materialized", !local_.is_meta());
     const bool leaf = !local_.impl.grad_fn_stale && local_.impl.grad_fn == nullptr;
     check("local-leaf", leaf);
+    if (!is_dense(local_)) return;
     const std::optional<int64_t> needed = local_.needed_nbytes();
     if (*local_.impl.type == typeid(c10::TensorImpl) && typeid(c10::StorageImpl) == *local_.storage.type) {
       check("local-in-storage", needed && *needed <= local_.storage.nbytes,
@@ -139,7 +148,9 @@ class Planning {
   }
 
   void check_fit() {
-    check("dtype", body_.impl.dtype == local_.impl.dtype);
+    // What a quantised shard stands for its class knows.
+    const bool is_told = form_.is_wrapper && !is_mistaken(DtensorState::kDtype);
+    check("dtype", is_told || body_.impl.dtype == local_.impl.dtype);
     const bool wanted = request_.requires_grad.value_or(body_.impl.requires_grad);
     const auto type = c10::typeMetaToScalarType(local_.impl.dtype);
     check("requires-grad-type", !wanted || c10::isFloatingType(type) || c10::isComplexType(type));

@@ -29,7 +29,8 @@ struct Request {
   std::optional<bool> requires_grad;  // of the new body; the old one's where absent
   bool migrate_hooks = false;
   bool migrate_grad = false;
-  bool whole = false;  // a whole DTensor takes its place, and may be a wrapper: not the impl alone
+  bool migrate_version = false;  // the version counter alone is a reason, too
+  bool whole = false;            // a whole DTensor takes its place, and may be a wrapper: not the impl alone
 };
 
 enum class Result : uint8_t {

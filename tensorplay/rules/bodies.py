@@ -111,7 +111,7 @@ def _facts(body: Body) -> dict[str, Any]:
 
 def _swap(body: Body) -> str:
     """Name the repair: which one depends on what the body is."""
-    of = "model" if body.is_registered else "p"  # a look at a module sees what is registered
+    of = _subject(body)
     if body.has_key:
         return (
             f"tensorplay.dtensor.repair({of}, method='public'), which is torch.utils.swap_tensors(p, donor) with a "
@@ -120,6 +120,11 @@ def _swap(body: Body) -> str:
     return (
         f"tensorplay.dtensor.repair({of}), which exchanges the TensorImpl for an alias of the local tensor: id(p) stays"
     )
+
+
+def _subject(body: Body) -> str:
+    """Name what a repair is asked of: a look at a module sees what is registered."""
+    return "model" if body.is_registered else "p"
 
 
 def _sizes(record: Any) -> str:
@@ -911,7 +916,7 @@ class VersionsApart(_StateRule):
 
     Autograd finds a write to a saved tensor by its counter. With two of them, a write through one does not move the
     other: backward then computes a wrong gradient where a healthy DTensor raises. It arises from a repair with a
-    `.data` alias, which has a counter of its own.
+    `.data` alias, which has a counter of its own, and from copying or loading such a DTensor.
 
     ## Known limits
 
@@ -941,8 +946,8 @@ class VersionsApart(_StateRule):
 
     ## Fix safety
 
-    Make the DTensor anew from the local tensor itself, or from its `detach()`. The repair reports this state and does
-    not exchange for it alone.
+    For this state alone the repair exchanges nothing unless asked, `migrate=("version",)`: no memory is wrong. A
+    DTensor that is made from the local tensor itself, or from its `detach()`, has its counter.
 
     ## Sources
 
@@ -962,9 +967,13 @@ class VersionsApart(_StateRule):
         return "an in-place write to one is not seen by a graph that saved the other: its gradients are silently wrong"
 
     def fix(self, body: Body) -> str:
-        """Name the donor to take."""
+        """Name the repair, and what to make new ones from."""
+        if body.record.impl.is_view:
+            return "make it anew from its local tensor: what copy and load make is a view, which no repair exchanges"
+        method = "method='public', " if body.has_key else ""
         return (
-            "make the DTensor from the local tensor, or from local.detach(), which shares its counter; not from .data"
+            f"tensorplay.dtensor.repair({_subject(body)}, {method}migrate=('version',)), which gives the body the "
+            "local tensor's counter; make new ones from the local tensor or its detach(), not from .data"
         )
 
 

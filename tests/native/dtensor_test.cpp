@@ -130,6 +130,8 @@ TEST(DtensorState, other_device_of_a_wrapper) {
   body.impl.device = c10::Device(c10::DeviceType::PrivateUse1, 0);
 
   EXPECT_EQ(names_of(relate(body, read(local), kWrapper)), Names{"DEVICE"});
+  body.impl.device = c10::Device(c10::DeviceType::CPU, 0);
+  EXPECT_EQ(names_of(relate(body, read(local), kWrapper)), Names{"OK"});
 }
 
 TEST(DtensorState, two_storages) {

@@ -311,6 +311,16 @@ TEST(Plan, body_with_a_python_key_is_refused) {
   EXPECT_EQ(refused(given), Names{});
 }
 
+TEST(Plan, version_counter_alone_is_a_reason_where_it_is_asked) {
+  Case given;
+  given.body = given.local.variable_data();
+  EXPECT_FALSE(plan_of(given).is_needed);
+
+  given.request.migrate_version = true;
+  EXPECT_TRUE(plan_of(given).is_needed);
+  EXPECT_EQ(refused(given), Names{});
+}
+
 TEST(Plan, slot_alone_makes_no_wrapper) {
   Case given;
   given.object.in_slot = true;

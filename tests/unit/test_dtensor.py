@@ -291,7 +291,7 @@ def test_no_operator_runs():
     with Count():
         for tensor in tensors:
             dtensor.verify(tensor).to_json()
-        C.plan_repair(plan, None, True, True, True)
+        C.plan_repair(plan, None, 3, True)
 
     assert ran == []
 
@@ -725,7 +725,7 @@ def test_refused_while_it_is_traced():
 
 
 def test_every_check_has_words():
-    known = {name for name, result, found in C.plan_repair(broken(), None, True, True, False)[2]}
+    known = {name for name, result, found in C.plan_repair(broken(), None, 3, False)[2]}
 
     assert known <= REASONS.keys()
     for wrong, way_out in REASONS.values():
@@ -746,7 +746,7 @@ def test_a_failing_check_takes_everything_back(failing):
     before = native_facts(tensor)
     hooks = torch.Tensor._backward_hooks.__get__(tensor)
 
-    assert C.apply_repair(tensor, None, True, False, (), [], failing) == ("refused", "plan", "")  # its gradient
+    assert C.apply_repair(tensor, None, 1, (), [], failing) == ("refused", "plan", "")  # its gradient
     assert native_facts(tensor) == before
     assert torch.Tensor._backward_hooks.__get__(tensor) is hooks
 
@@ -757,7 +757,7 @@ def test_a_failing_check_takes_the_exchange_back(failing):
     before = native_facts(tensor)
     hooks = torch.Tensor._backward_hooks.__get__(tensor)
 
-    end, failed, said = C.apply_repair(tensor, None, True, False, (), [], failing)
+    end, failed, said = C.apply_repair(tensor, None, 1, (), [], failing)
 
     assert (said if failed == "donor" else failed) == failing
     assert end == ("refused" if failing in ("exchange", "donor-exact") else "taken back")
@@ -770,14 +770,14 @@ def test_a_registration_that_changed_takes_it_back():
     tensor = broken()
     before = native_facts(tensor)
 
-    assert C.apply_repair(tensor, None, False, False, (({"weight": None}, "weight"),), []) == (
+    assert C.apply_repair(tensor, None, 0, (({"weight": None}, "weight"),), []) == (
         "taken back",
         "object",
         "",
     )
-    assert C.apply_repair(tensor, None, False, False, (([], 0),), []) == ("taken back", "object", "")
+    assert C.apply_repair(tensor, None, 0, (([], 0),), []) == ("taken back", "object", "")
     assert native_facts(tensor) == before
-    assert C.apply_repair(tensor, None, False, False, (([tensor], 0),), []) == ("done", "", "")
+    assert C.apply_repair(tensor, None, 0, (([tensor], 0),), []) == ("done", "", "")
 
 
 def test_what_a_repair_keeps():
@@ -945,8 +945,8 @@ def test_state_of_an_optimizer_on_meta_is_reported():
         ({"method": "swap"}, ValueError, "takes 'impl' or 'public', got 'swap'"),
         ({"requires_grad": "yes"}, TypeError, "takes 'keep', True or False"),
         ({"requires_grad": 1}, TypeError, "takes 'keep', True or False"),
-        ({"migrate": 5}, TypeError, "takes 'hooks', 'grad' or both in a tuple, got int"),
-        ({"migrate": "views"}, ValueError, "takes 'hooks' and 'grad', got 'views'"),
+        ({"migrate": 5}, TypeError, "takes 'hooks', 'grad', 'version' or some in a tuple, got int"),
+        ({"migrate": "views"}, ValueError, "takes 'hooks', 'grad' and 'version', got 'views'"),
         ({"registered_in": "model"}, TypeError, "takes a module, or a list of some, got str"),
         ({"optimizer": 3}, TypeError, "optimizer"),
     ],
@@ -1003,9 +1003,27 @@ def test_what_an_exchange_does_not_mend_is_said(state):
     (plan,) = report.plans
     assert (plan.outcome, report.findings[0].evidence["state"]) == ("unchanged", state)
     (told,) = [check for check in plan.checks if check.name == "mends"]
-    assert told.reason == f"an exchange of the body does not mend {state}: the finding on it says what does"
+    assert (
+        told.reason == f"{state} alone is not what a body is exchanged for: the finding on it says what puts it right"
+    )
     assert "repair(model)" not in report.findings[0].fix
     assert native_facts(tensor) == before
+
+
+@pytest.mark.parametrize("method", ["impl", "public"])
+def test_a_version_counter_of_its_own_is_given_up_where_that_is_asked(method):
+    copied = dtensor.verify(copy.copy(healthy()))
+    assert (copied.state, "make it anew" in copied.findings[0].fix) == ("VERSION_SPLIT", True)
+    local = torch.ones(4)
+    tensor = over(local.data, local)
+    assert dtensor.verify(tensor).state == "VERSION_SPLIT"
+    assert "migrate=('version',)" in dtensor.verify(tensor).findings[0].fix
+    assert dtensor.repair(tensor, method=method).plans[0].outcome == "unchanged"
+
+    report = dtensor.repair(tensor, method=method, migrate="version")
+
+    assert (report.repaired, dtensor.verify(tensor).state) == (["tensor"], "OK")
+    assert dtensor.repair(tensor, method=method, migrate="version").plans[0].outcome == "unchanged"
 
 
 def test_what_no_module_has_registered_is_repaired_by_itself():
@@ -1095,7 +1113,7 @@ def test_a_failure_in_the_middle_takes_the_others_back(monkeypatch, number):
 
     def failing(*args):
         calls.append(args)
-        return real(*args[:6], "storage" if len(calls) == number + 1 else "")
+        return real(*args[:5], "storage" if len(calls) == number + 1 else "")
 
     monkeypatch.setattr("tensorplay.repairs.C", Patched(C, apply_repair=failing))
     with pytest.raises(tp.RepairRefused, match="after the exchange storage was not as it has to be"):
@@ -1338,7 +1356,7 @@ def test_a_refusal_travels():
 def test_checks_after_the_exchange_have_words_of_their_own(monkeypatch):
     tensor = broken()
     monkeypatch.setattr(
-        "tensorplay.repairs.C", Patched(C, apply_repair=lambda *args: C.apply_repair(*args[:6], "dtype"))
+        "tensorplay.repairs.C", Patched(C, apply_repair=lambda *args: C.apply_repair(*args[:5], "dtype"))
     )
     with pytest.raises(tp.RepairRefused, match="after the exchange dtype was not as it has to be"):
         dtensor.repair(tensor)
@@ -1378,7 +1396,7 @@ def test_many_repairs_beside_graphs_views_and_weak_references():
     assert len(gc.get_objects()) - before < 100
     for _ in range(8_000):
         tensor = broken()
-        assert C.apply_repair(tensor, None, False, False, (), []) == ("done", "", "")
+        assert C.apply_repair(tensor, None, 0, (), []) == ("done", "", "")
     assert all(graph.grad_fn is not None for graph in graphs)
     assert [one() for one in weak] == others or all(one() is not None for one in weak)
     assert len(views) == 10

@@ -126,15 +126,18 @@ def test_a_slot_alone_makes_no_wrapper(method):
     assert dtensor.verify(apart).state == "OK"
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_devices_alone_tell_of_a_wrapper_in_a_wrapper(single_process_group):
     mesh = init_device_mesh("cpu", (1,))
     local = TwoTensor(torch.ones(4), torch.ones(4))
 
     assert dtensor.verify(DTensor.from_local(local, mesh, [Shard(0)])).state == "OK"
-    weight = torchs_own(local)
-    assert dtensor.verify(weight).state == "BODY_META"
-    with pytest.raises(tp.RepairRefused, match="the local tensor is wrapper"):
-        dtensor.repair(weight, method="public")
+    for kept in (local, torch.ones(4).to_sparse(), torch.ones(2, 2).to_sparse_csr(), torch.ones(4).to_mkldnn()):
+        weight = torchs_own(kept)
+        found = dtensor.verify(weight)
+        assert (found.state, found.findings[0].code) == ("BODY_META", "TP410")
+        assert dtensor.repair(weight, method="public").repaired == ["weight"]
+        assert (dtensor.verify(weight).state, str(weight.device)) == ("OK", "cpu")
     on_meta = TwoTensor(torch.empty(4, device="meta"), torch.empty(4, device="meta"))
     assert dtensor.verify(torchs_own(on_meta)).state == "PENDING"
 
@@ -156,7 +159,7 @@ def test_a_local_tensor_that_the_placements_rule_out(single_process_group):
         (plan,) = dtensor.repair(weight, method="public").plans
         assert plan.outcome == "unchanged"
         assert [one.reason for one in plan.checks if one.result == "reported"] == [
-            "an exchange of the body does not mend SHAPE: the finding on it says what does"
+            "SHAPE alone is not what a body is exchanged for: the finding on it says what puts it right"
         ]
 
     left = torchs_own(torch.ones(5))
@@ -177,6 +180,21 @@ def test_a_parameter_that_is_still_to_be_shaped():
     assert {one.code for one in tp.check(model).findings} >= {"TP414"}
     assert tp.audit_device_consistency(model).findings
     assert not dtensor.repair(model, partial=True).repaired
+
+
+def test_one_device_by_two_names():
+    assert dtensor.verify(wrapped(DispatchingSlot, (4,), torch.ones(4), "cpu:0")).state == "OK"
+
+
+def test_a_wrapper_may_stand_for_another_type_than_its_shard_of_bytes():
+    def weight(dtype: torch.dtype, local: torch.Tensor) -> str:
+        made = torch.Tensor._make_wrapper_subclass(DispatchingSlot, (4,), dtype=dtype)
+        return dtensor.verify(with_local(made, local)).state
+
+    assert weight(torch.bfloat16, torch.ones(4, dtype=torch.int8)) == "OK"
+    assert weight(torch.bfloat16, torch.ones(4).to(torch.float8_e4m3fn)) == "OK"
+    assert weight(torch.bfloat16, torch.ones(4)) == "DTYPE"
+    assert weight(torch.int32, torch.ones(4, dtype=torch.int8)) == "DTYPE"
 
 
 def test_one_cause_has_one_reason():
