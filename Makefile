@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 JOBS ?= 2
 
-.PHONY: demo test test-all test-other-torch lint format generate native native-asan bench clean
+.PHONY: demo test test-all test-other-torch lint format generate native native-asan native-tsan bench clean
 
 # One stamp a step: with an existing .venv nothing is asked from the network, unless pyproject.toml changed.
 $(VENV)/.torch-$(TORCH_SPEC):
@@ -43,10 +43,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(PYTEST) -n $(JOBS) -m 'not long'
-	@echo 'not run by make test: tests/native (make native, make native-asan: need GoogleTest), the other torch' \
+	@echo 'not run by make test: tests/native (make native, native-asan, native-tsan: need GoogleTest), the other torch' \
 	  '(make test-other-torch), tests marked long (make test-all runs all of these), tests/gpu (tests/gpu/run.sh: a GPU)'
 
-test-all: $(VENV)/.browser $(VENV)/.models native native-asan test-other-torch
+test-all: $(VENV)/.browser $(VENV)/.models native native-asan native-tsan test-other-torch
 	$(PYTEST) -n $(JOBS) -m long
 
 # In a copy: the extension lies beside the sources, and there is one for each torch.
@@ -56,8 +56,8 @@ test-other-torch:
 	git ls-files -z | tar --null -T - -c | tar -x -C build/other-torch
 	$(MAKE) -C build/other-torch test VENV=$(abspath $(VENV)-other-torch) TORCH_SPEC='$(OTHER_TORCH_SPEC)'
 
-native native-asan: $(VENV)/.installed
-	$(MAKE) -C tests/native PYTHON=$(abspath $(BIN)/python) $(if $(filter native-asan,$@),asan,test)
+native native-asan native-tsan: $(VENV)/.installed
+	$(MAKE) -C tests/native PYTHON=$(abspath $(BIN)/python) $(or $(patsubst native-%,%,$(filter native-%,$@)),test)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
