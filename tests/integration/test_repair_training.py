@@ -472,7 +472,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, how: BaseException | str) 
         if next(count) != at:
             return real(*arguments)
         if isinstance(how, str):
-            return real(*arguments[:6], how)
+            return real(*arguments[:5], how)
         raise how
 
     class Native:
