@@ -137,7 +137,7 @@ setup(
             "tensorplay._C",
             sources=sorted(
                 str(path.relative_to(ROOT))
-                for room in ("core", "device", "repair", "python")
+                for room in ("core", "device", "repair", "track", "python")
                 for path in (ROOT / "csrc" / room).glob("*.cpp")
             ),
             depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),

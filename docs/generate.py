@@ -101,6 +101,14 @@ SIGNATURES = {
         "tuple[tuple[str, ...], bool, list[tuple[str, str, str]]]"
     ),
     "dispatch_form": "(tensor: torch.Tensor, /) -> tuple[int, bool, bool, bool, bool]",
+    "track_start": "(stacks: bool, depth: int, /) -> None",
+    "track_stop": "() -> None",
+    "track_is_on": "() -> bool",
+    "track_totals": "() -> dict[str, Any]",
+    "track_origins": "() -> list[tuple[Any, ...]]",
+    "track_stack": "(number: int, /) -> list[tuple[str, str, int]]",
+    "track_block": "(address: int, /) -> tuple[Any, ...] | None",
+    "track_blocks": "(most: int, /) -> list[tuple[Any, ...]]",
     "apply_repair": (
         "(tensor: torch.Tensor, requires_grad: bool | None, moves: int, "
         "registrations: tuple[tuple[Any, str | int], ...], journal: list[Any], trip: str = '', /) "

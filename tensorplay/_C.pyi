@@ -569,6 +569,30 @@ def saved_tensors(roots: Sequence[Any], sharing_counter_with: torch.Tensor | Non
 def storage_nbytes(tensors: list[Any], /) -> int:
     """Sum up the bytes of some tensors' storages, each once, as far as they are known."""
 
+def track_block(address: int, /) -> tuple[Any, ...] | None:
+    """Answer what is known of the block at an address, or None: (address, bytes, when it came, its number, operator, stack, last write, writes, operator and stack of the last write, tensors over it)."""
+
+def track_blocks(most: int, /) -> list[tuple[Any, ...]]:
+    """Answer the blocks that are alive, the largest first, in the form of track_block()."""
+
+def track_is_on() -> bool:
+    """Tell whether anything is followed."""
+
+def track_origins() -> list[tuple[Any, ...]]:
+    """Answer the same for each operator and stack: (operator, stack, allocations, bytes, frees, freed bytes, live blocks, live bytes, live bytes at the peak, tensors, writes, copies, copied bytes, nanoseconds of copying, of the longest copy)."""
+
+def track_stack(number: int, /) -> list[tuple[str, str, int]]:
+    """Answer the frames of a stack, innermost first: (file, function, line)."""
+
+def track_start(stacks: bool, depth: int, /) -> None:
+    """Follow what the CPU allocator and operators do from now on, and forget what was followed before. `depth`: how many frames of a stack."""
+
+def track_stop() -> None:
+    """Follow no more. What was followed stays readable."""
+
+def track_totals() -> dict[str, Any]:
+    """Answer what was followed in figures, by name; times in nanoseconds of the monotonic clock. lifetimes[i]: blocks and bytes that lived from two to the i nanoseconds to twice that."""
+
 def undo_repairs(done: list[tuple[Any, Any, int]], /) -> bool:
     """Exchange back what apply_repair() exchanged: (tensor, donor, address of the old impl) of each. Answer whether all could be."""
 

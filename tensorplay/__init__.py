@@ -43,6 +43,7 @@ _PUBLIC = {
     "saved_for_backward": "graph",
     "show_view_chain": "views",
     "snapshot": "leaks",
+    "track": "tracking",
     "validate_state_dict_load": "statedict",
     "verify_data_ptr_consistency": "inspection",
     "who_holds": "holders",
@@ -85,6 +86,7 @@ __all__ = [
     "saved_for_backward",
     "show_view_chain",
     "snapshot",
+    "track",
     "validate_state_dict_load",
     "verify_data_ptr_consistency",
     "who_holds",
@@ -124,6 +126,7 @@ if TYPE_CHECKING:
     from tensorplay.safeload import safe_load_state_dict
     from tensorplay.sharing import list_shared_storages
     from tensorplay.statedict import validate_state_dict_load
+    from tensorplay.tracking import track
     from tensorplay.views import record_views, show_view_chain
     from tensorplay.writes import is_safe_view
 

@@ -29,6 +29,7 @@ __all__ = [
     "ImplLayer",
     "InnerRecord",
     "Ledger",
+    "LifetimeRange",
     "Provenance",
     "PythonLayer",
     "RepairCheck",
@@ -45,6 +46,8 @@ __all__ = [
     "StorageLayer",
     "Suppressed",
     "TensorRecord",
+    "TrackSummary",
+    "TrackedSite",
     "Truncated",
     "Unread",
     "UnusedIgnore",
@@ -773,6 +776,109 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """How the bytes went over the steps, where steps were marked."""
 
 
+class TrackedSite(msgspec.Struct, frozen=True, kw_only=True):
+    """What one operator did, called from one stack."""
+
+    op: str
+    """The operator that a program called; empty for memory that came outside of any."""
+    where: str
+    """The innermost line that is not torch's own: file:line in function; empty where no Python frame called."""
+    stack: tuple[str, ...]
+    """All lines, innermost first."""
+    allocs: int
+    """Blocks that came."""
+    alloc_nbytes: int
+    """Their bytes."""
+    frees: int
+    """How many of them went."""
+    freed_nbytes: int
+    """Their bytes."""
+    live_blocks: int
+    """How many are alive."""
+    live_nbytes: int
+    """Their bytes."""
+    nbytes_at_peak: int
+    """Bytes that were alive at the peak of all."""
+    tensors: int
+    """Tensors that the operator answered: TensorImpls that were made."""
+    writes: int
+    """Tensors that it wrote in place."""
+    copies: int
+    """Copies that it made."""
+    copied_nbytes: int
+    """Their bytes."""
+    copying_seconds: float
+    """How long they took."""
+    longest_copy_seconds: float
+    """How long the longest one took."""
+
+
+class LifetimeRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that lived about as long."""
+
+    from_seconds: float
+    """They lived as long, and less than twice as long."""
+    blocks: int
+    """How many."""
+    nbytes: int
+    """Their bytes."""
+
+
+class TrackSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to memory while it was tracked."""
+
+    seconds: float
+    """How long that was."""
+    running: bool
+    """Whether it goes on."""
+    stacks: bool
+    """Whether stacks were taken."""
+    allocs: int
+    """Blocks that came from the CPU allocator."""
+    alloc_nbytes: int
+    """Their bytes, as they were asked for."""
+    frees: int
+    """How many of these went."""
+    freed_nbytes: int
+    """Their bytes."""
+    frees_of_older: int
+    """Frees of blocks from before: they are at least as old as the tracking."""
+    live_blocks: int
+    """Blocks that came and are alive."""
+    live_nbytes: int
+    """Their bytes."""
+    peak_nbytes: int
+    """The most bytes of them alive at once."""
+    peak_seconds: float | None
+    """When that was, from the start; None where nothing came."""
+    tensors: int
+    """Tensors that operators answered."""
+    reused: float | None
+    """The share of these whose memory was there within the five seconds before; None where there was none."""
+    recent_tensors: int
+    """The same of the last second."""
+    recent_reused: float | None
+    """The share of these."""
+    writes: int
+    """Tensors that operators wrote in place."""
+    copies: int
+    """Copies by operators; what NumPy or C++ copies by itself is not seen."""
+    copied_nbytes: int
+    """Their bytes."""
+    copying_seconds: float
+    """How long they took."""
+    sites: tuple[TrackedSite, ...]
+    """By operator and stack, those with the most bytes at the peak first."""
+    lifetimes: tuple[LifetimeRange, ...]
+    """How long the blocks lived that came and went, the shortest first."""
+    lost: int
+    """Events that found no room: the figures are lower bounds then."""
+    not_told_apart: int
+    """Blocks, operators and stacks that found no room in the tables."""
+    own_nbytes: int
+    """Memory of the tracker itself."""
+
+
 class SavedSum(msgspec.Struct, frozen=True, kw_only=True):
     """What some nodes saved for backward."""
 
@@ -1141,6 +1247,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """DTensors, layer by layer, where dtensor.verify() or a repair asked."""
     repairs: tuple[RepairPlan, ...] = ()
     """What dtensor.repair() did, or would do."""
+    tracked: TrackSummary | None = None
+    """What happened to memory, where track() asked."""
     mismatches: tuple[Mismatch, ...] = ()
     """How device facts come to disagree, where reproduce_device_mismatch() showed it."""
     files: tuple[CheckpointFile, ...] = ()

@@ -9,6 +9,8 @@
 #include <array>
 #include <sstream>
 
+#include "read.h"
+
 namespace tensorplay {
 namespace {
 
@@ -248,7 +250,7 @@ std::optional<c10::DeviceType> allocator_device_type(const void* allocator) {
   if (allocator == unregistered) return std::nullopt;
   for (const c10::DeviceType type : kTypes) {
     try {
-      if (c10::GetAllocator(type) == allocator) return type;
+      if (real_allocator(c10::GetAllocator(type)) == allocator) return type;
     } catch (const c10::Error&) {
       continue;
     }

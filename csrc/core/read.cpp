@@ -79,6 +79,7 @@ const c10::DeleterFnPtr kMetaDeleter = kMetaAllocator == nullptr ? nullptr : kMe
 const c10::DeleterFnPtr kCpuDeleter = kCpuAllocator->raw_deleter();
 
 std::atomic<c10::DeleterFnPtr> slice_deleter{nullptr};
+std::atomic<const FrontAllocator*> known_front{nullptr};
 
 std::string expression(const c10::SymInt& value) {
   std::ostringstream text;
@@ -236,10 +237,23 @@ void read_producer(const c10::InefficientStdFunctionContext& context, DataFacts&
 
 }  // namespace
 
+void learn_front_allocator(const FrontAllocator& front) {
+  known_front.store(new FrontAllocator(front), std::memory_order_release);
+}
+
+const c10::Allocator* real_allocator(const c10::Allocator* allocator) {
+  const FrontAllocator* front = known_front.load(std::memory_order_acquire);
+  return front != nullptr && allocator == front->front ? front->behind : allocator;
+}
+
 void read_data(const at::DataPtr& data, DataFacts& out) {
   out.pointer = data.get();
   out.context = data.get_context();
-  const c10::DeleterFnPtr deleter = data.get_deleter();
+  c10::DeleterFnPtr deleter = data.get_deleter();
+  if (deleter != kCpuDeleter) [[unlikely]] {
+    const FrontAllocator* front = known_front.load(std::memory_order_acquire);
+    if (front != nullptr && deleter == front->front_deleter) deleter = front->behind_deleter;
+  }
   std::memcpy(&out.deleter, &deleter, sizeof(out.deleter));
   out.device = data.device();
   out.maker = nullptr;
@@ -300,7 +314,7 @@ void read_storage(const c10::StorageImpl& storage, TensorFacts& facts) {
   const c10::SymInt& nbytes = compat::own_nbytes(storage);
   out.symbolic = nbytes.is_heap_allocated();
   out.nbytes = out.symbolic ? 0 : nbytes.as_int_unchecked();
-  const at::Allocator* allocator = storage.allocator();
+  const at::Allocator* allocator = real_allocator(storage.allocator());
   out.allocator = allocator;
   out.resizable = storage.resizable();
   out.has_materializer = storage.has_materializer();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/core/TensorBase.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/TensorImpl.h>
 
 #include <typeinfo>
@@ -56,6 +57,21 @@ const void* version_counter_of(const c10::TensorImpl& impl);
 // Learns, from a storage made by slicing another one in Python, which deleter such slices carry: no header
 // names it. Called once at load; before it, slices are read as DataOrigin::kOther.
 void learn_storage_slice(const c10::StorageImpl& slice);
+
+// An allocator that stands in front of another one and watches, and what it gives its blocks back with.
+struct FrontAllocator {
+  const c10::Allocator* front;
+  c10::DeleterFnPtr front_deleter;
+  const c10::Allocator* behind;
+  c10::DeleterFnPtr behind_deleter;
+};
+
+// From now on memory that came through it is read as what it is: of the allocator behind. Once in a process;
+// `front` lives for good.
+void learn_front_allocator(const FrontAllocator& front);
+
+// The allocator behind, where one stands in front of it.
+const c10::Allocator* real_allocator(const c10::Allocator* allocator);
 
 // Where TensorImpl itself says the data is, by its own arithmetic; absent where asking would throw.
 std::optional<const void*> impl_data(const c10::TensorImpl& impl, const TensorFacts& facts);

@@ -21,6 +21,7 @@
 #include "placement.h"
 #include "record.h"
 #include "tensorplay_build_info.h"  // written by setup.py
+#include "track.h"
 #include "unpack.h"
 #include "values.h"
 
@@ -258,8 +259,9 @@ PyMODINIT_FUNC PyInit__C() {
   if (module == nullptr) return nullptr;
   if (!init_unpack() || !init_record_types(module) || !add_build_info(module) ||
       !add_bytes_functions(module) || !add_chain_functions(module) || !add_dtensor_functions(module) ||
-      !add_graph_functions(module) || !add_heap_functions(module) || !add_holder_functions(module) ||
-      !add_overlap_functions(module) || !add_placement_functions(module) || !add_module_functions(module)) {
+      !add_track_functions(module) || !add_graph_functions(module) || !add_heap_functions(module) ||
+      !add_holder_functions(module) || !add_overlap_functions(module) || !add_placement_functions(module) ||
+      !add_module_functions(module)) {
     Py_DECREF(module);
     return nullptr;
   }

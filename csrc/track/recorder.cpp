@@ -109,6 +109,13 @@ bool Recorder::try_drain() {
   return guard.owns_lock();
 }
 
+bool Recorder::has_much() const {
+  for (const Lane* lane = lanes_.load(std::memory_order_acquire); lane != nullptr; lane = lane->next) {
+    if (8 * (lane->ring.head() - lane->ring.tail()) > lane->ring.capacity()) return true;
+  }
+  return false;
+}
+
 // Events of one address are in the order of their times, whichever threads wrote them: the end of a block is
 // written before its memory is given back, its beginning after it was got. So whoever sees the second
 // beginning sees the end before it, provided that he looks at that ring afterwards: each ring is looked at
@@ -140,7 +147,20 @@ void Recorder::drain_locked() {
   }
 }
 
+void Recorder::reset() {
+  const std::lock_guard guard(mutex_);
+  drain_locked();
+  ledger_ = Ledger(limits_.ledger);
+  before_ = all_losses();
+}
+
 Losses Recorder::losses() const {
+  const std::lock_guard guard(mutex_);
+  const Losses all = all_losses();
+  return {all.full - before_.full, all.crowded - before_.crowded, all.ended - before_.ended};
+}
+
+Losses Recorder::all_losses() const {
   Losses found{.full = 0,
                .crowded = crowded_.load(std::memory_order_relaxed),
                .ended = ended_.load(std::memory_order_relaxed)};

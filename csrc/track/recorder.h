@@ -47,6 +47,8 @@ class Recorder {
   // where another thread is at it.
   void drain();
   bool try_drain();
+  // Whether some ring is filled to an eighth.
+  bool has_much() const;
 
   // Calls `use` with the ledger, in which all is that was written until now. `use` must write no event.
   template <class Use>
@@ -56,6 +58,10 @@ class Recorder {
     return use(static_cast<const Ledger&>(ledger_));
   }
 
+  // Begins anew: nothing is known of what was written until now.
+  void reset();
+
+  // Since the last reset().
   Losses losses() const;
   size_t nbytes() const;
 
@@ -70,14 +76,16 @@ class Recorder {
 
   Lane* take_lane();
   void drain_locked();
+  Losses all_losses() const;
 
   const RecorderLimits limits_;
   const Clock clock_;
   std::atomic<Lane*> lanes_{nullptr};
   std::atomic<unsigned> lane_count_{0};
+  Losses before_;  // losses until the last reset()
   std::atomic<uint64_t> crowded_{0};
   std::atomic<uint64_t> ended_{0};
-  std::mutex mutex_;  // whoever reads
+  mutable std::mutex mutex_;  // whoever reads
   Ledger ledger_;
   std::vector<Lane*> reading_;
 };

@@ -29,6 +29,7 @@ from tensorplay.render.load import load, load_summary
 from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.placement import mismatches, placement, placement_summary
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
+from tensorplay.render.track import tracked, tracked_summary
 from tensorplay.words import bytes_text, describe, listed, plural, shape_text
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
 _MOST_TREES = 3
 _MOST_MEMBERS = 6
 _PARTS = ("comparison", "chains", "sharing", "holders", "growth", "graph", "saved", "placement", "load", "dtensors",
-          "mismatches")  # fmt: skip
+          "tracked", "mismatches")  # fmt: skip
 _MOST_ROWS = 50
 _PACKED = ("quint4x2", "quint2x4")  # several elements a byte: no cell has one index
 _ADDRESSES = {
@@ -254,6 +255,7 @@ class _Writer:
                 *(() if document.placement is None else placement(document.placement)),
                 *(() if document.load is None else load(document.load)),
                 *(dtensors(document, self.name) if document.focus == "dtensors" else ()),
+                *(() if document.tracked is None else tracked(document.tracked)),
                 *mismatches(document.mismatches),
             ),
             checkpoint=files,
@@ -639,6 +641,7 @@ class _Writer:
             yield from () if document.placement is None else placement_summary(document.placement)
             yield from () if document.load is None else load_summary(document.load)
             yield from dtensors_summary(document) if document.focus == "dtensors" else ()
+            yield from () if document.tracked is None else tracked_summary(document.tracked)
             yield from (Phrase(_made(document.mismatches)),) if document.mismatches else ()
             yield Phrase(": ")
         else:
@@ -672,7 +675,7 @@ class _Writer:
 
 def _has_part(document: Document) -> bool:
     """Tell whether the report is of something else than tensors, with a line of its own on the whole."""
-    parts = (document.growth, document.graph, document.placement, document.load)
+    parts = (document.growth, document.graph, document.placement, document.load, document.tracked)
     return any(part is not None for part in parts) or bool(document.mismatches) or document.focus == "dtensors"
 
 

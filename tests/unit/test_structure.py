@@ -27,6 +27,12 @@ def test_core_includes_nothing_of_python_s_room():
     assert "../python/" not in core
 
 
+def test_one_file_of_the_tracker_knows_python():
+    track = (ROOT / "csrc" / "track").glob("*")
+
+    assert {path.name for path in track if PYTHON_HEADERS.search(path.read_text())} == {"stacks.cpp"}
+
+
 def test_extent_needs_neither_torch_nor_python():
     text = "".join(path.read_text() for path in (ROOT / "csrc" / "core").glob("extent.*"))
 

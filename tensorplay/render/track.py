@@ -1,0 +1,121 @@
+"""What happened to memory in words: figures of the whole, and who made how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tensorplay.layers import LifetimeRange, TrackedSite, TrackSummary
+from tensorplay.render.parts import Phrase, Table
+from tensorplay.words import bytes_text, plural
+
+__all__ = ["tracked", "tracked_summary"]
+
+_MOST_SITES = 12
+_NUMBERS = frozenset({"blocks", "bytes", "alive", "at the peak", "copies", "copied", "took", "longest"})
+
+
+def tracked(found: TrackSummary) -> Iterator[Table | Phrase]:
+    """Answer the pieces: the whole, then who made what was alive at the peak, then copies."""
+    yield Table(("what", "how much"), tuple(_rows(found)), first_width=12)
+    yield from _sites(found)
+    yield from _copies(found)
+    if found.lifetimes:
+        yield Phrase(_lifetimes(found.lifetimes), "dim")
+    if found.lost:
+        yield Phrase(f"{plural(found.lost, 'event')} found no room: the figures are lower bounds", "attention")
+    if found.not_told_apart:
+        yield Phrase(f"{plural(found.not_told_apart, 'event')} found no row of its own in full tables", "attention")
+
+
+def _rows(found: TrackSummary) -> Iterator[tuple[str, str]]:
+    seconds = max(found.seconds, 1e-9)
+    yield "time", f"{found.seconds:.3g} s{', running' if found.running else ''}"
+    yield (
+        "came",
+        f"{plural(found.allocs, 'block')}, {bytes_text(found.alloc_nbytes)}: {found.allocs / seconds:,.0f} a second",
+    )
+    yield "went", f"{plural(found.frees, 'block')}, {bytes_text(found.freed_nbytes)}"
+    yield "alive", f"{plural(found.live_blocks, 'block')}, {bytes_text(found.live_nbytes)}"
+    if found.peak_seconds is not None:
+        yield "peak", f"{bytes_text(found.peak_nbytes)} after {found.peak_seconds:.3g} s"
+    if found.reused is not None:
+        yield "tensors", f"{found.tensors:,}, {found.reused:.0%} over memory that was there within 5 s before"
+    if found.copies:
+        yield (
+            "copies",
+            f"{found.copies:,} by operators, {bytes_text(found.copied_nbytes)} in {_time(found.copying_seconds)}",
+        )
+
+
+def _sites(found: TrackSummary) -> Iterator[Table]:
+    made = [site for site in found.sites if site.allocs]
+    if made:
+        yield Table(
+            ("made by", "where", "blocks", "bytes", "alive", "at the peak"),
+            tuple(
+                (
+                    site.op or "no operator",
+                    site.where,
+                    f"{site.allocs:,}",
+                    bytes_text(site.alloc_nbytes),
+                    bytes_text(site.live_nbytes),
+                    bytes_text(site.nbytes_at_peak),
+                )
+                for site in made[:_MOST_SITES]
+            ),
+            numbers=_NUMBERS,
+            rest=_more(made, "report.sites has all"),
+        )
+
+
+def _copies(found: TrackSummary) -> Iterator[Table]:
+    copying = sorted((site for site in found.sites if site.copies), key=lambda site: -site.copying_seconds)
+    if copying:
+        yield Table(
+            ("copied by", "where", "copies", "copied", "took", "longest"),
+            tuple(
+                (
+                    site.op,
+                    site.where,
+                    f"{site.copies:,}",
+                    bytes_text(site.copied_nbytes),
+                    _time(site.copying_seconds),
+                    _time(site.longest_copy_seconds),
+                )
+                for site in copying[:_MOST_SITES]
+            ),
+            numbers=_NUMBERS,
+            rest=_more(copying, "report.sites has all"),
+        )
+
+
+def _more(sites: Sequence[TrackedSite], where: str) -> str | None:
+    left = len(sites) - _MOST_SITES
+    return f"and {left} more: {where}" if left > 0 else None
+
+
+def _lifetimes(ranges: Sequence[LifetimeRange]) -> str:
+    """Say how long half of the blocks lived, and nine of ten."""
+    total = sum(one.blocks for one in ranges)
+    words = []
+    for share, name in ((0.5, "half"), (0.9, "nine of ten"), (1.0, "all")):
+        seen = 0
+        for one in ranges:
+            seen += one.blocks
+            if seen >= share * total:
+                words.append(f"{name} under {_time(2 * one.from_seconds)}")
+                break
+    return f"what came and went lived: {', '.join(words)}"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def tracked_summary(found: TrackSummary) -> Iterator[Phrase]:
+    """Answer the one line that counts."""
+    yield Phrase(f"{plural(found.allocs, 'block')} came, {plural(found.live_blocks, 'block')} alive, peak ")
+    yield Phrase(bytes_text(found.peak_nbytes), "strong")

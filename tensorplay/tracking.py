@@ -1,0 +1,302 @@
+"""track(): what happens to memory over time: blocks that come and go, by operator and line, the peak, copies, reuse."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+
+from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
+
+# isort: split
+import torch
+
+from tensorplay.callers import shorten
+from tensorplay.decorating import decorated
+from tensorplay.inspection import outside_compiled_code
+from tensorplay.layers import Finding, LifetimeRange, TrackedSite, TrackSummary
+from tensorplay.reports import Report
+from tensorplay.words import bytes_text, plural
+
+__all__ = ["Tracker", "TrackReport", "track"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_NS = 1e-9
+_MOST_DEPTH = 64
+_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = os.path.dirname(__file__) + os.sep
+
+
+class TrackReport(Report):
+    """A report whose text is what happened to memory while it was tracked."""
+
+    __slots__ = ()
+    about = ("tracked",)
+
+    @property
+    def tracked(self) -> TrackSummary:
+        """What came, went and stayed, by operator and line."""
+        tracked = self.document.tracked
+        assert tracked is not None
+        return tracked
+
+    @property
+    def sites(self) -> tuple[TrackedSite, ...]:
+        """By operator and stack, those with the most bytes at the peak first."""
+        return self.tracked.sites
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most bytes alive at once, of those that came since."""
+        return self.tracked.peak_nbytes
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes that came and are alive."""
+        return self.tracked.live_nbytes
+
+    def __repr__(self) -> str:
+        found = self.tracked
+        return f"<tensorplay.TrackReport: {plural(found.allocs, 'block')}, peak {bytes_text(found.peak_nbytes)}>"
+
+
+class _Row(NamedTuple):
+    """What _C.track_origins() answers for one operator and stack."""
+
+    op: str
+    site: int
+    allocs: int
+    alloc_nbytes: int
+    frees: int
+    freed_nbytes: int
+    live_blocks: int
+    live_nbytes: int
+    nbytes_at_peak: int
+    tensors: int
+    writes: int
+    copies: int
+    copied_nbytes: int
+    copying: int
+    longest_copy: int
+
+
+class Tracker:
+    """Follows memory between start() and stop(), as a context or a decorator too; report() answers at any time.
+
+    One in a process at a time: what it follows is the process's allocator.
+    """
+
+    def __init__(self, *, stacks: bool = True, depth: int = 30) -> None:
+        if type(stacks) is not bool:
+            raise TypeError(f"track(stacks=) takes True or False, got {type(stacks).__name__}")
+        if type(depth) is not int:
+            raise TypeError(f"track(depth=) takes a number of frames, got {type(depth).__name__}")
+        if not 1 <= depth <= _MOST_DEPTH:
+            raise ValueError(f"track(depth=) takes 1 to {_MOST_DEPTH} frames, got {depth}")
+        self._stacks = stacks
+        self._depth = depth
+        self._began: int | None = None
+        self._report: TrackReport | None = None
+
+    def start(self) -> Tracker:
+        """Follow memory from now on; what was followed before is forgotten.
+
+        Raises:
+            RuntimeError: something is tracked already, or the process's CPU allocator cannot be followed.
+        """
+        if C.track_is_on():
+            raise RuntimeError("memory is tracked already: one track() in a process at a time; stop() the other first")
+        self._report = None
+        C.track_start(self._stacks, self._depth)
+        self._began = time.monotonic_ns()
+        return self
+
+    def stop(self) -> TrackReport:
+        """Follow no more, and answer the report.
+
+        Raises:
+            RuntimeError: it was not started.
+        """
+        if self._report is None:
+            self._need_start()
+            C.track_stop()
+            self._report = self._made(running=False)
+            self._began = None
+        return self._report
+
+    def report(self) -> TrackReport:
+        """Answer what happened until now, or until stop().
+
+        Raises:
+            RuntimeError: it was not started.
+
+        Cost: 2 microseconds a line of code that did anything, and 70 ns an event that was not read yet.
+        """
+        if self._report is not None:
+            return self._report
+        self._need_start()
+        return self._made(running=True)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, after the end."""
+        return () if self._report is None else self._report.findings
+
+    def to_json(self) -> str:
+        """Answer the report as JSON.
+
+        Raises:
+            RuntimeError: it was not started.
+        """
+        return self.report().to_json()
+
+    def _need_start(self) -> None:
+        if self._began is None:
+            raise RuntimeError("nothing was tracked yet: use it as a context, or start() it first")
+
+    def _made(self, *, running: bool) -> TrackReport:
+        assert self._began is not None
+        totals = C.track_totals()
+        return TrackReport([], tracked=_summary(totals, self._began, running, self._stacks), focus="tracked")
+
+    def __enter__(self) -> Tracker:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._report is None:
+            self.stop()
+
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Decorate a function: each of its calls is tracked anew; the report is that of the last one."""
+        return decorated(function, lambda: self, "track")
+
+    def __repr__(self) -> str:
+        if self._report is not None:
+            return f"<tensorplay.Tracker: ended, {self._report!r}>"
+        return f"<tensorplay.Tracker: {'not started' if self._began is None else 'running'}>"
+
+
+@overload
+def track(function: None = None, *, stacks: bool = True, depth: int = 30) -> Tracker: ...
+@overload
+def track(function: Callable[_P, _T], *, stacks: bool = True, depth: int = 30) -> Callable[_P, _T]: ...
+@outside_compiled_code
+def track(function: Callable[..., Any] | None = None, *, stacks: bool = True, depth: int = 30) -> Any:
+    """Follow what happens to the memory of CPU tensors: who makes blocks, how long they live, the peak, copies, reuse.
+
+    ``with tensorplay.track() as tracker: train_step()``; then ``print(tracker.report())``.
+
+    Args:
+        function: where it is used as a decorator without arguments.
+        stacks: whether the Python lines are taken that call operators.
+        depth: how many frames of them, 1 to 64.
+
+    Returns:
+        A tracker: a context, ``.start()``, ``.stop()``, ``.report()``.
+
+    Raises:
+        TypeError, ValueError: an argument is of another type, or out of range.
+
+    Cost: half a microsecond an operator, with stacks or without; in memory about 20 MiB at the most. After the end one
+        look at a flag for each block: the allocator that watches stays in front of PyTorch's.
+
+    Source: c10/core/Allocator.h ``SetAllocator``, ATen/core/dispatch/Dispatcher.h, torch 2.13 and 2.14.
+    """
+    tracker = Tracker(stacks=stacks, depth=depth)
+    return tracker if function is None else tracker(function)
+
+
+def _summary(totals: dict[str, Any], began: int, running: bool, stacks: bool) -> TrackSummary:
+    now = totals["now"]
+    tensors, recent = totals["tensors"], totals["recent_tensors"]
+    rows = [_Row(*row) for row in C.track_origins()]
+    rows.sort(key=lambda row: (-row.nbytes_at_peak, -row.alloc_nbytes, -row.tensors, row.op, row.site))
+    return TrackSummary(
+        seconds=(now - began) * _NS,
+        running=running,
+        stacks=stacks,
+        allocs=totals["allocs"],
+        alloc_nbytes=totals["alloc_bytes"],
+        frees=totals["frees"],
+        freed_nbytes=totals["freed_bytes"],
+        frees_of_older=totals["frees_of_older"],
+        live_blocks=totals["live_blocks"],
+        live_nbytes=totals["live_bytes"],
+        peak_nbytes=totals["peak_bytes"],
+        peak_seconds=max(totals["peak_time"] - began, 0) * _NS if totals["peak_time"] else None,
+        tensors=tensors,
+        reused=totals["tensors_reusing"] / tensors if tensors else None,
+        recent_tensors=recent,
+        recent_reused=totals["recent_reusing"] / recent if recent else None,
+        writes=totals["writes"],
+        copies=totals["copies"],
+        copied_nbytes=totals["copied_bytes"],
+        copying_seconds=totals["copying"] * _NS,
+        sites=tuple(_site(row) for row in rows),
+        lifetimes=tuple(
+            LifetimeRange(from_seconds=2**bits * _NS, blocks=blocks, nbytes=nbytes)
+            for bits, (blocks, nbytes) in enumerate(totals["lifetimes"])
+            if blocks
+        ),
+        lost=totals["lost_full"] + totals["lost_crowded"] + totals["lost_ended"] + totals["frees_missed"],
+        not_told_apart=totals["blocks_missed"] + totals["origins_missed"] + totals["sites_missed"],
+        own_nbytes=totals["nbytes"],
+    )
+
+
+def _site(row: _Row) -> TrackedSite:
+    stack = _stack(row.site)
+    return TrackedSite(
+        op=row.op,
+        where=_own_line(stack),
+        stack=tuple(map(_line_text, stack)),
+        allocs=row.allocs,
+        alloc_nbytes=row.alloc_nbytes,
+        frees=row.frees,
+        freed_nbytes=row.freed_nbytes,
+        live_blocks=row.live_blocks,
+        live_nbytes=row.live_nbytes,
+        nbytes_at_peak=row.nbytes_at_peak,
+        tensors=row.tensors,
+        writes=row.writes,
+        copies=row.copies,
+        copied_nbytes=row.copied_nbytes,
+        copying_seconds=row.copying * _NS,
+        longest_copy_seconds=row.longest_copy * _NS,
+    )
+
+
+_Line = tuple[str, str, int]
+
+
+@functools.lru_cache(maxsize=4096)
+def _stack(site: int) -> tuple[_Line, ...]:
+    return tuple(C.track_stack(site)) if site else ()
+
+
+def _own_line(stack: Iterable[_Line]) -> str:
+    """Answer the innermost line that is neither torch's nor ours."""
+    lines = list(stack)
+    own = (line for line in lines if not line[0].startswith((_OF_TORCH, _OWN, "<frozen")))
+    line = next(own, lines[0] if lines else None)
+    return "" if line is None else _line_text(line)
+
+
+def _line_text(line: _Line) -> str:
+    file, function, number = line
+    return f"{shorten(file)}:{number} in {function}"
+
+
+def _forget_stacks() -> None:
+    _stack.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_stacks)
+assert sys.version_info >= (3, 10)
