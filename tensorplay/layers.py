@@ -785,6 +785,8 @@ class TrackedSite(msgspec.Struct, frozen=True, kw_only=True):
     """The innermost line that is not torch's own: file:line in function; empty where no Python frame called."""
     stack: tuple[str, ...]
     """All lines, innermost first."""
+    backward: bool
+    """Whether it ran in the backward of what these lines called."""
     allocs: int
     """Blocks that came."""
     alloc_nbytes: int

@@ -28,6 +28,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NS = 1e-9
 _MOST_DEPTH = 64
+_IN_BACKWARD = 1 << 31
 _OF_TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
 
@@ -257,6 +258,7 @@ def _site(row: _Row) -> TrackedSite:
         op=row.op,
         where=_own_line(stack),
         stack=tuple(map(_line_text, stack)),
+        backward=bool(row.site & _IN_BACKWARD),
         allocs=row.allocs,
         alloc_nbytes=row.alloc_nbytes,
         frees=row.frees,

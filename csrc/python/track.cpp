@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../track/forward.h"
 #include "../track/ops.h"
 #include "../track/process.h"
 #include "../track/stacks.h"
@@ -139,7 +140,8 @@ PyObject* track_stack(PyObject*, PyObject* number) {
   if (PyErr_Occurred() != nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     PyObject* answer = PyList_New(0);
-    for (const track::FrameName& frame : track::frames_of(static_cast<uint32_t>(site))) {
+    for (const track::FrameName& frame :
+         track::frames_of(static_cast<uint32_t>(site) & ~track::kInBackward)) {
       if (answer == nullptr) break;
       const Owned row(Py_BuildValue("(NNi)", text(frame.file), text(frame.function), frame.line));
       if (row == nullptr || PyList_Append(answer, row.get()) != 0) Py_CLEAR(answer);

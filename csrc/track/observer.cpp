@@ -1,8 +1,11 @@
 #include "observer.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <array>
 #include <atomic>
@@ -12,6 +15,7 @@
 
 #include "../compat.h"
 #include "context.h"
+#include "forward.h"
 #include "ops.h"
 #include "recorder.h"
 
@@ -22,6 +26,20 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 std::atomic<Recorder*> watcher{nullptr};
 std::atomic<CaptureSite> capture_site{nullptr};
+
+ForwardSites& forward_sites() {
+  static auto* const all = new ForwardSites;
+  return *all;
+}
+
+// The stack that called what the running node is the backward of, marked as such; 0 where no node runs, or
+// none is known for it.
+uint32_t forward_site() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return 0;
+  const uint32_t site = forward_sites().find(node->thread_id(), node->sequence_nr());
+  return site == 0 ? 0 : site | kInBackward;
+}
 
 // The storage's memory, as its DataPtr says: never materialised, no check that throws. Null where there is
 // none.
@@ -68,8 +86,11 @@ class Call {
   Call(Recorder& recorder, const OpInfo& info, const torch::jit::Stack& stack)
       : recorder_(recorder), info_(info), before_(this_context) {
     this_context.op = info.number;
-    if (const CaptureSite capture = capture_site.load(std::memory_order_relaxed))
-      this_context.site = capture();
+    if (const CaptureSite capture = capture_site.load(std::memory_order_relaxed)) {
+      const uint32_t forward = forward_site();
+      this_context.site = forward != 0 ? forward : capture();
+      first_node_ = at::sequence_number::peek();
+    }
     here_ = this_context;
     const size_t first = stack.size() - info.arguments;
     for (uint64_t left = info.written; left != 0; left &= left - 1) {
@@ -91,6 +112,7 @@ class Call {
   // Where it raised, nothing of this is told.
   void tell(const torch::jit::Stack& stack) {
     const uint64_t now = recorder_.ticks();
+    note_nodes();
     for (size_t i = 0; i < written_count_; ++i) write(EventKind::kWrite, now, written_[i], 0);
     for (const void* memory : more_written_) write(EventKind::kWrite, now, memory, 0);
     const size_t first = stack.size() - info_.results;
@@ -105,6 +127,17 @@ class Call {
   }
 
  private:
+  // Nodes are numbered as they are made, each thread's by themselves.
+  void note_nodes() {
+    if ((here_.site & ~kInBackward) == 0) return;
+    const uint64_t next = at::sequence_number::peek();
+    if (next == first_node_) return;
+    const uint64_t thread = at::RecordFunction::currentThreadId();
+    for (uint64_t node = first_node_; node != next; ++node) {
+      forward_sites().put(thread, node, here_.site & ~kInBackward);
+    }
+  }
+
   void note_written(const void* memory) {
     if (written_count_ < written_.size()) {
       written_[written_count_++] = memory;
@@ -160,6 +193,7 @@ class Call {
   const void* source_ = nullptr;
   Place from_ = Place::kOther;
   uint64_t began_ = 0;
+  uint64_t first_node_ = 0;
   size_t written_count_ = 0;
   std::array<const void*, 8> written_;
   std::vector<const void*> more_written_;

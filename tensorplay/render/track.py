@@ -54,7 +54,7 @@ def _sites(found: TrackSummary) -> Iterator[Table]:
             ("made by", "where", "blocks", "bytes", "alive", "at the peak"),
             tuple(
                 (
-                    site.op or "no operator",
+                    f"{site.op or 'no operator'}{' (backward)' if site.backward else ''}",
                     site.where,
                     f"{site.allocs:,}",
                     bytes_text(site.alloc_nbytes),
@@ -75,7 +75,7 @@ def _copies(found: TrackSummary) -> Iterator[Table]:
             ("copied by", "where", "copies", "copied", "took", "longest"),
             tuple(
                 (
-                    site.op,
+                    f"{site.op}{' (backward)' if site.backward else ''}",
                     site.where,
                     f"{site.copies:,}",
                     bytes_text(site.copied_nbytes),

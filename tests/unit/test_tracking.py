@@ -494,3 +494,51 @@ def test_it_ends_with_the_process_while_it_runs():
 
 def test_the_tracker_is_one_of_the_public_names():
     assert type(tp.track()) is Tracker
+
+
+# -- backward -----------------------------------------------------------------------------------------------------
+
+
+def test_what_backward_does_is_told_of_the_forward_line():
+    weight = torch.ones(10, 10, requires_grad=True)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).sigmoid()
+
+    with tp.track() as tracker:
+        hidden = forward(torch.ones(4, 10))
+        hidden.sum().backward()
+
+    sites = tracker.report().sites
+    backward = [site for site in sites if site.backward]
+    assert {site.op for site in backward} >= {"aten::mm", "aten::sigmoid_backward"}
+    product = next(site for site in backward if site.op == "aten::mm")
+    assert product.where.endswith("in test_what_backward_does_is_told_of_the_forward_line.<locals>.forward")
+    assert product.where == next(site for site in sites if site.op == "aten::matmul").where
+    assert product.live_nbytes == weight.grad.nbytes
+    # What belongs to no node is of the line that called backward.
+    assert not any("_engine_run_backward" in site.stack[0] for site in backward)
+
+
+def test_a_backward_of_a_graph_from_before_is_of_the_line_that_runs_it():
+    weight = torch.ones(10, requires_grad=True)
+    loss = weight.sigmoid().sum()
+    with tp.track() as tracker:
+        loss.backward()
+
+    sites = [site for site in tracker.report().sites if site.allocs]
+    assert not any(site.backward for site in sites)
+    assert all("in test_a_backward_of_a_graph_from_before" in site.where for site in sites if site.stack)
+
+
+def test_a_second_backward_and_a_recomputed_forward():
+    weight = torch.ones(10, requires_grad=True)
+    with tp.track() as tracker:
+        (grad,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+        grad.sum().backward()
+        torch.utils.checkpoint.checkpoint(torch.sigmoid, weight, use_reentrant=False).sum().backward()
+
+    found = tracker.report().tracked
+    assert found.lost == 0
+    assert torch.allclose(weight.grad, 6 * torch.ones(10) + torch.sigmoid(weight) * (1 - torch.sigmoid(weight)))
+    assert sum(site.alloc_nbytes for site in found.sites) == found.alloc_nbytes
