@@ -57,8 +57,10 @@ OBSERVERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 def run_work(results: Results, title: str, work: Callable[[], None], names: list[str], rounds: int) -> None:
     cases = [Case(f"{title}: {name}", "work()", {"work": under(OBSERVERS[name], work)}) for name in names]
     results.add_cases(cases, measure(cases, rounds=min(rounds, 31), sample_ms=0.1))
-    for name in names[1:]:
-        results.ratio(f"{title}: {name}", f"{title}: nothing")
+    results.ratio(f"{title}: tensorplay.track(stacks=False)", f"{title}: nothing")
+    for name in names:
+        if not name.startswith("tensorplay"):
+            results.ratio(f"{title}: tensorplay.track()", f"{title}: {name}")
 
 
 def adding(count: int) -> Callable[[], None]:
