@@ -127,7 +127,7 @@ SIGNATURES = {
     "extent_of": "(shape: Sequence[int], stride: Sequence[int], storage_offset: int, /) -> dict[str, Any]",
 }
 # Fields of the model that the native records do not have, and the one they have in another form.
-NOT_NATIVE = {"TensorRecord": {"name", "also"}}
+NOT_NATIVE = {"TensorRecord": {"name", "also", "history"}}
 # Classes that exist for the type checker alone.
 STUB_TYPES = '''
 Geometry: TypeAlias = tuple[Sequence[int], Sequence[int], int, int, bool, bool, bool, str]

@@ -133,6 +133,8 @@ def inspect(
         reads, _, beside, *_ = _read_all(named, max_tensors, grads=False, lenders=False, root_refs=CALL_REFS + 1)
         if not reads:
             raise TypeError(_nothing_found("inspect", x))
+    if C.track_is_on():
+        _remember(reads)
     paths = [] if title is None else [read.name for read in reads]
     second = next((n for n, read in enumerate(reads) if ROOTS[1] in (read.name, *read.also)), 0)
     report = report_of(reads, caller, report_unused=not quiet, **beside)
@@ -143,6 +145,17 @@ def inspect(
     if not quiet and not in_ipython():
         print_report(report)
     return report
+
+
+_MOST_REMEMBERED = 1000
+
+
+def _remember(reads: Sequence[Read]) -> None:
+    """Ask the running tracker what it knows of the tensors' memory."""
+    from tensorplay.history import history_of
+
+    for read in reads[:_MOST_REMEMBERED]:
+        read.history = history_of(read.record)
 
 
 inspect_tensor_memory = inspect

@@ -25,6 +25,7 @@ __all__ = [
     "Finding",
     "GraphSummary",
     "Held",
+    "History",
     "Holder",
     "ImplLayer",
     "InnerRecord",
@@ -274,6 +275,33 @@ class InnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What was read of it."""
 
 
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running tracker saw of a tensor's memory: ``recorded``, not concluded."""
+
+    op: str
+    """The operator that made it; empty where none was followed."""
+    where: str
+    """The innermost line that is not torch's own."""
+    stack: tuple[str, ...]
+    """All lines, innermost first."""
+    backward: bool
+    """Whether it was made in the backward of what these lines called."""
+    age_seconds: float
+    """How long ago."""
+    number: int
+    """Which block since the tracking began: tells it from another one at its address."""
+    writes: int
+    """How often operators wrote in place to it."""
+    last_write_op: str | None
+    """Which one did last."""
+    last_write_where: str | None
+    """Called from which line."""
+    last_write_seconds: float | None
+    """How long ago."""
+    tensors: int
+    """How many tensors operators answered over it, views included."""
+
+
 class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What one probe read of one tensor, layer by layer."""
 
@@ -298,6 +326,8 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The tensors it is made of."""
     also: tuple[str, ...] = ()
     """Further paths to the same Python object."""
+    history: History | None = None
+    """How its memory came about, where inspect() asked while track() ran."""
 
 
 def field_of(record: TensorRecord, path: str) -> Any:

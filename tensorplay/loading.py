@@ -706,6 +706,10 @@ class ModelState:
             if slot.is_parameter and slot.record.storage is not None and isinstance(slot.record.storage.nbytes, int)
         }
 
+    def _is_still_to_come(self, slot: Slot) -> bool:
+        """Tell whether a load that nobody watched may be still to come, and would write it."""
+        return self.loading is not None and self.before is None and slot.key in self.loading.by_key
+
     @functools.cached_property
     def provenance(self) -> list[tuple[Slot, Provenance]]:
         """What is known of how each tensor with memory came to its values, where that was watched."""
@@ -719,6 +723,7 @@ class ModelState:
         return [
             (slot, known)
             for slot, known in self.provenance
+            if not self._is_still_to_come(slot)
             # Of memory that was there before, other bytes were written before.
             if known.state == "never" or (known.state == "partly" and (known.origin or known.copied_from))
         ]

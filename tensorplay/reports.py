@@ -23,6 +23,7 @@ from tensorplay.layers import (
     Document,
     Extent,
     Finding,
+    History,
     ImplLayer,
     InnerRecord,
     Provenance,
@@ -46,7 +47,7 @@ _AnyReport = TypeVar("_AnyReport", bound="Report")
 class Read:
     """A native record on its way into a report, with the paths it was found under."""
 
-    __slots__ = ("also", "is_parameter", "name", "producer", "record")
+    __slots__ = ("also", "history", "is_parameter", "name", "producer", "record")
 
     def __init__(
         self,
@@ -59,6 +60,8 @@ class Read:
         self.name = name
         self.record = record
         self.also = also
+        self.history: History | None = None
+        """What a running tracker knows of its memory, where that was asked."""
         self.producer = producer
         """Who lends the tensor its memory, where its deleter says so and check() asked."""
         self.is_parameter = is_parameter
@@ -73,7 +76,7 @@ class Read:
 
     def model(self) -> TensorRecord:
         """Copy the native record into the model."""
-        return _model(self.record, self.name, tuple(self.also))
+        return _model(self.record, self.name, tuple(self.also), self.history)
 
 
 ROOTS = ("\0x", "\0y")
@@ -90,13 +93,16 @@ def name_roots(reads: Iterable[Read], caller: Caller) -> list[Read]:
             path = path.replace(root, name)  # anywhere in it: state[model.weight].step
         return path
 
-    return [
-        Read(rename(read.name), read.record, [rename(path) for path in read.also], read.producer, read.is_parameter)
-        for read in reads
-    ]
+    renamed = []
+    for read in reads:
+        also = [rename(path) for path in read.also]
+        one = Read(rename(read.name), read.record, also, read.producer, read.is_parameter)
+        one.history = read.history
+        renamed.append(one)
+    return renamed
 
 
-def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
+def _model(native: Any, name: str, also: tuple[str, ...] = (), history: History | None = None) -> TensorRecord:
     inner = (InnerRecord(role=role, record=_model(record, f"{name}.{role}")) for role, record in native.inner)
     return TensorRecord(
         name=name,
@@ -109,6 +115,7 @@ def _model(native: Any, name: str, also: tuple[str, ...] = ()) -> TensorRecord:
         absent=native.absent,
         inner=tuple(inner),
         also=also,
+        history=history,
     )
 
 

@@ -17,6 +17,7 @@ from tensorplay.callers import Caller
 from tensorplay.checkpoints import open_state_dict
 from tensorplay.classes import class_name, derives
 from tensorplay.errors import TargetError
+from tensorplay.history import provenance_of
 from tensorplay.inspection import named_objects, outside_compiled_code
 from tensorplay.layers import Finding, LoadSummary, Unread
 from tensorplay.loading import Loading, ModelState
@@ -118,7 +119,8 @@ def validate_state_dict_load(
 
     def compared() -> LoadReport:
         loading = Loading(Modules(model), state_dict, assign=assign, strict=strict, values=values)
-        state = ModelState([loading.modules], optimizers, loading=loading)
+        written = provenance_of if C.track_is_on() else None
+        state = ModelState([loading.modules], optimizers, loading=loading, written=written)
         return report_on(state, caller, *names, optimizers)
 
     with collection_paused():

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
 
 # isort: split
-import torch
-
-from tensorplay.callers import shorten
 from tensorplay.decorating import decorated
+from tensorplay.history import IN_BACKWARD, line_text, own_line, stack_lines
 from tensorplay.inspection import outside_compiled_code
 from tensorplay.layers import Finding, LifetimeRange, TrackedSite, TrackSummary
 from tensorplay.reports import Report
@@ -27,9 +23,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NS = 1e-9
 _MOST_DEPTH = 64
-_IN_BACKWARD = 1 << 31
-_OF_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = os.path.dirname(__file__) + os.sep
 
 
 class TrackReport(Report):
@@ -268,12 +261,12 @@ def _summary(figures: _Figures, began: int, running: bool, stacks: bool) -> Trac
 
 
 def _site(row: _Row) -> TrackedSite:
-    stack = _stack(row.site)
+    stack = stack_lines(row.site)
     return TrackedSite(
         op=row.op,
-        where=_own_line(stack),
-        stack=tuple(map(_line_text, stack)),
-        backward=bool(row.site & _IN_BACKWARD),
+        where=own_line(stack),
+        stack=tuple(map(line_text, stack)),
+        backward=bool(row.site & IN_BACKWARD),
         allocs=row.allocs,
         alloc_nbytes=row.alloc_nbytes,
         frees=row.frees,
@@ -288,31 +281,3 @@ def _site(row: _Row) -> TrackedSite:
         copying_seconds=row.copying * _NS,
         longest_copy_seconds=row.longest_copy * _NS,
     )
-
-
-_Line = tuple[str, str, int]
-
-
-@functools.lru_cache(maxsize=4096)
-def _stack(site: int) -> tuple[_Line, ...]:
-    return tuple(C.track_stack(site)) if site else ()
-
-
-def _own_line(stack: Iterable[_Line]) -> str:
-    """Answer the innermost line that is neither torch's nor ours."""
-    lines = list(stack)
-    own = (line for line in lines if not line[0].startswith((_OF_TORCH, _OWN, "<frozen")))
-    line = next(own, lines[0] if lines else None)
-    return "" if line is None else _line_text(line)
-
-
-def _line_text(line: _Line) -> str:
-    file, function, number = line
-    return f"{shorten(file)}:{number} in {function}"
-
-
-def _forget_stacks() -> None:
-    _stack.cache_clear()
-
-
-os.register_at_fork(after_in_child=_forget_stacks)

@@ -19,6 +19,7 @@ __all__ = [
     "same_device",
     "shape_text",
     "some_of",
+    "time_text",
     "visible",
     "with_others",
 ]
@@ -95,6 +96,14 @@ def device_type(device: str) -> str:
 def same_device(one: str, other: str) -> bool:
     """Tell whether two names are of one device; one without a number may be any of its type."""
     return one == other or (device_type(one) == device_type(other) and (":" not in one or ":" not in other))
+
+
+def time_text(seconds: float) -> str:
+    """Answer a span of time in the unit that fits: 1.5 ms, 20 us."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
 
 
 def shape_text(shape: tuple[int | str, ...] | None) -> str:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <utility>
 
 #include "../core/table.h"
@@ -35,7 +36,11 @@ class AddressMap {
     if (!is_new) return &entries_[at].value;
     if (4 * (count_ + 1) > 3 * capacity()) {
       if (bits_ >= most_bits_) return nullptr;
-      rebuild(bits_ + 1, [](const Entry&) { return true; });
+      try {
+        rebuild(bits_ + 1, [](const Entry&) { return true; });
+      } catch (const std::bad_alloc&) {
+        return nullptr;  // also in the middle of giving memory back, where nothing may be thrown
+      }
       at = slot_of(key);
     }
     ++count_;

@@ -13,6 +13,7 @@ from tensorplay.layers import (
     Comparison,
     Document,
     Finding,
+    History,
     Mismatch,
     Severity,
     SharedMember,
@@ -30,7 +31,7 @@ from tensorplay.render.parts import Phrase, Table
 from tensorplay.render.placement import mismatches, placement, placement_summary
 from tensorplay.render.steps import chain_notes, chain_table, chain_title
 from tensorplay.render.track import tracked, tracked_summary
-from tensorplay.words import bytes_text, describe, listed, plural, shape_text
+from tensorplay.words import bytes_text, describe, listed, plural, shape_text, time_text
 
 __all__ = [
     "ChainPart",
@@ -394,6 +395,8 @@ class _Writer:
         ]
         if (shared := storage.shared_memory) is not None:
             lines.append(f"mapped: {shared.handle}, {bytes_text(shared.mapped_nbytes)}")
+        if record.history is not None:
+            lines += _remembered(record.history)
         return Layer("storage", f"{self.name('S', storage.address)} {storage.type}", tuple(lines))
 
     def owners(self, record: TensorRecord) -> str:
@@ -671,6 +674,17 @@ class _Writer:
             yield Phrase(f"suppressed {entry.count} {entry.code} by {entry.by}{reason}", "dim")
         for unused in document.unused_ignores:
             yield Phrase(f"unused ignore[{unused.code}] at {unused.file}:{unused.line}", "attention")
+
+
+def _remembered(history: History) -> Iterator[str]:
+    """Say where memory came from, and what wrote to it."""
+    by = history.op or "no operator that was followed"
+    at = f" at {history.where}{' (in its backward)' if history.backward else ''}" if history.where else ""
+    yield f"made by {by}{at}, {time_text(history.age_seconds)} ago (recorded)"
+    if history.writes and history.last_write_seconds is not None:
+        at = f" at {history.last_write_where}" if history.last_write_where else ""
+        times = f"written {plural(history.writes, 'time')}"
+        yield f"{times}, last by {history.last_write_op}{at}, {time_text(history.last_write_seconds)} ago (recorded)"
 
 
 def _has_part(document: Document) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tensorplay.layers import LifetimeRange, TrackedSite, TrackSummary
 from tensorplay.render.parts import Phrase, Table
-from tensorplay.words import bytes_text, plural
+from tensorplay.words import bytes_text, plural, time_text
 
 __all__ = ["tracked", "tracked_summary"]
 
@@ -43,7 +43,7 @@ def _rows(found: TrackSummary) -> Iterator[tuple[str, str]]:
     if found.copies:
         yield (
             "copies",
-            f"{found.copies:,} by operators, {bytes_text(found.copied_nbytes)} in {_time(found.copying_seconds)}",
+            f"{found.copies:,} by operators, {bytes_text(found.copied_nbytes)} in {time_text(found.copying_seconds)}",
         )
 
 
@@ -79,8 +79,8 @@ def _copies(found: TrackSummary) -> Iterator[Table]:
                     site.where,
                     f"{site.copies:,}",
                     bytes_text(site.copied_nbytes),
-                    _time(site.copying_seconds),
-                    _time(site.longest_copy_seconds),
+                    time_text(site.copying_seconds),
+                    time_text(site.longest_copy_seconds),
                 )
                 for site in copying[:_MOST_SITES]
             ),
@@ -103,16 +103,9 @@ def _lifetimes(ranges: Sequence[LifetimeRange]) -> str:
         for one in ranges:
             seen += one.blocks
             if seen >= share * total:
-                words.append(f"{name} under {_time(2 * one.from_seconds)}")
+                words.append(f"{name} under {time_text(2 * one.from_seconds)}")
                 break
     return f"what came and went lived: {', '.join(words)}"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
 
 
 def tracked_summary(found: TrackSummary) -> Iterator[Phrase]:

@@ -147,7 +147,8 @@ class NeverWritten(StateRule):
     `materialize_audit()` watches which operators allocate memory without values (`empty`, `empty_like`, as `to_empty()`
     calls them) and which write to it, byte by byte. What is left at the end is named, with the line that allocated it;
     a copy of memory that was never written counts as never written. `safe_load_state_dict(device=...)` watches itself
-    in the same way. Values are not looked at: that memory holds zeros, or NaN, proves nothing.
+    in the same way; `validate_state_dict_load()` says it while `track()` runs, of whole blocks that no
+    operator has written in place. Values are not looked at: that memory holds zeros, or NaN, proves nothing.
 
     ## Why it matters
 
@@ -222,6 +223,9 @@ class NeverWritten(StateRule):
                     "partly_written": [slot.key for slot, _ in partly][:MOST_NAMES],
                     "unwritten_bytes": unwritten,
                     "non_persistent": kept_out[:MOST_NAMES],
+                    "in_checkpoint": None
+                    if state.loading is None
+                    else any(slot.key in state.loading.by_key for slot in slots),
                     "allocated_by": made_by.partition(" at ")[0],
                     "site": made_by.partition(" at ")[2],
                     "copies": [slot.key for slot, known in found if known.copied_from][:MOST_NAMES],

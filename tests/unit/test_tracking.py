@@ -542,3 +542,75 @@ def test_a_second_backward_and_a_recomputed_forward():
     assert found.lost == 0
     assert torch.allclose(weight.grad, 6 * torch.ones(10) + torch.sigmoid(weight) * (1 - torch.sigmoid(weight)))
     assert sum(site.alloc_nbytes for site in found.sites) == found.alloc_nbytes
+
+
+# -- what is recorded ---------------------------------------------------------------------------------------------
+
+
+def test_inspect_says_where_memory_came_from_and_what_wrote_to_it():
+    before = torch.ones(4)
+    with tp.track():
+        x = torch.ones(4)
+        x.add_(1)
+        view = x[1:]
+        report = tp.inspect(view, quiet=True)
+        old = tp.inspect(before, quiet=True).records[0].history
+        several = tp.inspect({"x": x, "before": before}, quiet=True)
+
+    history = report.records[0].history
+    assert (history.op, history.writes, history.last_write_op, history.tensors) == ("aten::ones", 1, "aten::add_", 2)
+    assert history.where.endswith("in test_inspect_says_where_memory_came_from_and_what_wrote_to_it")
+    assert 0 < history.last_write_seconds < history.age_seconds < 60
+    assert "made by aten::ones at " in str(report)
+    assert "written 1 time, last by aten::add_ at " in str(report)
+    assert "(recorded)" in str(report)
+    assert old is None
+    assert [record.history is None for record in several.records] == [False, True]
+    assert tp.inspect(x, quiet=True).records[0].history is None  # nobody watches now: it may be another block's
+    assert tp.Report.from_json(report.to_json()).records[0].history == history
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("frequency", self.computed(), persistent=False)
+
+    @staticmethod
+    def computed() -> torch.Tensor:
+        return 1.0 / torch.arange(1, 5)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_buffer_that_nothing_wrote_is_told_of_while_it_is_tracked(deterministic):
+    state = Rotary().state_dict()
+    torch.use_deterministic_algorithms(deterministic)  # then empty() fills what it makes, which writes no value
+    try:
+        with tp.track():
+            with torch.device("meta"):
+                model = Rotary()
+            model.to_empty(device="cpu")
+            ahead = tp.validate_state_dict_load(model, state)
+            model.load_state_dict(state)
+            (finding,) = tp.validate_state_dict_load(model, state).findings
+            model.frequency.copy_(Rotary.computed())
+            assert not tp.validate_state_dict_load(model, state).findings
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    assert (finding.code, finding.where.name) == ("TP402", "frequency")
+    assert finding.evidence["non_persistent"] == ["frequency"]
+    assert finding.evidence["in_checkpoint"] is False
+    assert finding.evidence["allocated_by"] == "aten::empty_like"
+    # What a load that is still to come will write is nothing to tell.
+    assert [one.evidence["never_written"] for one in ahead.findings if one.code == "TP402"] == [["frequency"]]
+
+
+def test_memory_from_before_or_with_values_is_never_unwritten():
+    before = nn.Linear(2, 2)
+    with tp.track():
+        built = nn.Linear(2, 2)
+        copied = nn.Linear(2, 2).to(torch.float64)
+        for model in (before, built, copied):
+            found = tp.validate_state_dict_load(model, {}, strict=False).findings
+            assert "TP402" not in {one.code for one in found}
