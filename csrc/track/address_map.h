@@ -64,10 +64,14 @@ class AddressMap {
     --count_;
   }
 
-  // Keeps what `is_kept` says.
+  // Keeps what `is_kept` says; all where there is no memory to sort it.
   template <class Predicate>
   void retain(Predicate is_kept) {
-    rebuild(bits_, is_kept);
+    try {
+      rebuild(bits_, is_kept);
+    } catch (const std::bad_alloc&) {
+      return;
+    }
   }
 
   template <class Visit>
