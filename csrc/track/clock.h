@@ -26,9 +26,17 @@ inline bool has_steady_counter() {
 // they.
 class Clock {
  public:
-  Clock() : is_counter_(has_steady_counter()), first_ticks_(ticks()), first_(monotonic_nanoseconds()) {}
+  Clock() : is_counter_(has_steady_counter()), first_(both()) {}
 
   uint64_t ticks() const { return is_counter_ ? __rdtsc() : monotonic_nanoseconds(); }
+
+  // The same; nothing that follows is begun before. A processor may read its counter later than what comes
+  // after it.
+  uint64_t ticks_before_what_follows() const {
+    const uint64_t now = ticks();
+    _mm_lfence();
+    return now;
+  }
 
   // What a tick is comes from both clocks' readings at the first and the last call: no waiting to find it
   // out.
@@ -50,18 +58,38 @@ class Clock {
 
   Scale scale() const {
     if (!is_counter_) return {0, 0, 1.0};
-    const uint64_t last_ticks = ticks();
-    const uint64_t last = monotonic_nanoseconds();
-    const double each = last_ticks == first_ticks_ ? 1.0
-                                                   : static_cast<double>(last - first_) /
-                                                         static_cast<double>(last_ticks - first_ticks_);
-    return {first_ticks_, first_, each};
+    const Both last = both();
+    const double each = last.ticks == first_.ticks
+                            ? 1.0
+                            : static_cast<double>(last.nanoseconds - first_.nanoseconds) /
+                                  static_cast<double>(last.ticks - first_.ticks);
+    return {first_.ticks, first_.nanoseconds, each};
   }
 
  private:
+  struct Both {
+    uint64_t ticks;
+    uint64_t nanoseconds;
+  };
+
+  // Both clocks at one moment: of some readings the one that nothing came between.
+  Both both() const {
+    Both best{};
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < 4; ++i) {
+      const uint64_t before = ticks();
+      const uint64_t nanoseconds = monotonic_nanoseconds();
+      const uint64_t between = ticks() - before;
+      if (between < least) {
+        least = between;
+        best = {before + between / 2, nanoseconds};
+      }
+    }
+    return best;
+  }
+
   bool is_counter_;
-  uint64_t first_ticks_;
-  uint64_t first_;
+  Both first_;
 };
 
 }  // namespace tensorplay::track

@@ -14,7 +14,15 @@ struct Recorder::Lane {
   Lane* next = nullptr;
   // The reader's, within one reading.
   uint64_t until = 0;
-  uint64_t sure = 0;
+  uint64_t next_time = 0;  // UINT64_MAX where there is none
+
+  // Whether there is one more event of that time or before.
+  bool look_at_next(uint64_t now) {
+    const uint64_t at = ring.tail();
+    next_time = at < until ? ring.at(at).time : UINT64_MAX;
+    if (next_time > now) next_time = UINT64_MAX;
+    return next_time != UINT64_MAX;
+  }
 };
 
 namespace {
@@ -63,11 +71,13 @@ Recorder::Lane* Recorder::take_lane() {
       return lane;
     }
   }
-  if (lane_count_.fetch_add(1, std::memory_order_relaxed) >= limits_.most_rings) {
+  const unsigned number = lane_count_.fetch_add(1, std::memory_order_relaxed);
+  if (number >= limits_.most_rings) {
     lane_count_.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   }
-  auto* lane = new (std::nothrow) Lane(limits_.ring_bits);
+  auto* lane =
+      new (std::nothrow) Lane(number < limits_.large_rings ? limits_.ring_bits : limits_.small_ring_bits);
   if (lane == nullptr) {
     lane_count_.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
@@ -116,34 +126,36 @@ bool Recorder::has_much() const {
   return false;
 }
 
-// Events of one address are in the order of their times, whichever threads wrote them: the end of a block is
-// written before its memory is given back, its beginning after it was got. So whoever sees the second
-// beginning sees the end before it, provided that he looks at that ring afterwards: each ring is looked at
-// twice, and what the second look shows beyond the first counts only where it is older than the reading.
+// Events of one address are read in the order in which they happened, whichever threads wrote them. The end
+// of a block is written before its memory is given back, and its beginning after it was got and before it is
+// handed on: so whatever came before an event was written before that event's time was taken. Only events up
+// to a moment are read, and rings are looked at after it: what came before each of them is there, too.
 void Recorder::drain_locked() {
-  const uint64_t now = clock_.ticks();
+  const uint64_t now = clock_.ticks_before_what_follows();
   reading_.clear();
   for (Lane* lane = lanes_.load(std::memory_order_acquire); lane != nullptr; lane = lane->next) {
-    lane->sure = lane->ring.head();
+    lane->until = lane->ring.head();
     if (reading_.size() < reading_.capacity()) reading_.push_back(lane);
   }
-  for (Lane* lane : reading_) lane->until = lane->ring.head();
   const Clock::Scale scale = clock_.scale();
-  const auto has_more = [&](const Lane* lane) {
-    const uint64_t at = lane->ring.tail();
-    return at < lane->sure || (at < lane->until && lane->ring.at(at).time <= now);
-  };
-  std::erase_if(reading_, [&](const Lane* lane) { return !has_more(lane); });
+  // Threads run for thousands of events at a stretch: each stretch is read in one go.
+  std::erase_if(reading_, [&](Lane* lane) { return !lane->look_at_next(now); });
   while (!reading_.empty()) {
-    const auto oldest = std::ranges::min_element(
-        reading_, {}, [](const Lane* lane) { return lane->ring.at(lane->ring.tail()).time; });
-    Lane* lane = *oldest;
-    Event event = lane->ring.at(lane->ring.tail());
-    event.time = scale.nanoseconds(event.time);
-    event.duration = scale.span(event.duration);
-    ledger_.apply(event);
-    lane->ring.release(lane->ring.tail() + 1);
-    if (!has_more(lane)) reading_.erase(oldest);
+    std::ranges::iter_swap(reading_.begin(), std::ranges::min_element(reading_, {}, &Lane::next_time));
+    Lane* lane = reading_.front();
+    uint64_t others = now;
+    for (size_t i = 1; i < reading_.size(); ++i) others = std::min(others, reading_[i]->next_time);
+    do {
+      Event event = lane->ring.at(lane->ring.tail());
+      event.time = scale.nanoseconds(event.time);
+      event.duration = scale.span(event.duration);
+      ledger_.apply(event);
+      lane->ring.release(lane->ring.tail() + 1);
+    } while (lane->look_at_next(now) && lane->next_time <= others);
+    if (lane->next_time > now) {
+      reading_.front() = reading_.back();
+      reading_.pop_back();
+    }
   }
 }
 

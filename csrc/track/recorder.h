@@ -15,7 +15,9 @@
 namespace tensorplay::track {
 
 struct RecorderLimits {
-  unsigned ring_bits = 13;  // 8192 events a thread, 320 KiB
+  unsigned ring_bits = 15;  // 32 768 events a thread, 1.25 MiB, of which only what is used takes memory
+  unsigned large_rings = 16;
+  unsigned small_ring_bits = 12;  // of threads beyond these
   unsigned most_rings = 96;
   LedgerLimits ledger;
 };

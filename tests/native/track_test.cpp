@@ -245,7 +245,7 @@ TEST(Recorder, time_is_nanoseconds_of_the_monotonic_clock) {
 }
 
 TEST(Recorder, a_writer_reads_for_itself_before_its_ring_is_full) {
-  Recorder recorder({.ring_bits = 6, .most_rings = 4, .ledger = {}});
+  Recorder recorder({.ring_bits = 6, .small_ring_bits = 6, .most_rings = 4, .ledger = {}});
   for (uint64_t i = 1; i <= 10'000; ++i) {
     recorder.write(now(recorder, EventKind::kAlloc, 64, 8));
     recorder.write(now(recorder, EventKind::kFree, 64, 0));
@@ -259,7 +259,7 @@ TEST(Recorder, a_writer_reads_for_itself_before_its_ring_is_full) {
 }
 
 TEST(Recorder, what_finds_no_ring_is_counted) {
-  Recorder recorder({.ring_bits = 6, .most_rings = 1, .ledger = {}});
+  Recorder recorder({.ring_bits = 6, .small_ring_bits = 6, .most_rings = 1, .ledger = {}});
   recorder.write(now(recorder, EventKind::kAlloc, 64, 8));
   std::thread([&] { recorder.write(now(recorder, EventKind::kAlloc, 128, 8)); }).join();
 
@@ -267,7 +267,7 @@ TEST(Recorder, what_finds_no_ring_is_counted) {
 }
 
 TEST(Recorder, threads_that_ended_leave_their_rings_and_events) {
-  Recorder recorder({.ring_bits = 6, .most_rings = 2, .ledger = {}});
+  Recorder recorder({.ring_bits = 6, .small_ring_bits = 6, .most_rings = 2, .ledger = {}});
   recorder.write(now(recorder, EventKind::kAlloc, 64, 8));
   for (uint64_t i = 2; i < 20; ++i) {
     std::thread([&] { recorder.write(now(recorder, EventKind::kAlloc, 64 * i, 8)); }).join();
@@ -279,7 +279,7 @@ TEST(Recorder, threads_that_ended_leave_their_rings_and_events) {
 
 // Addresses go from thread to thread as a heap's do: each is got by whoever finds it free.
 TEST(Recorder, blocks_that_threads_hand_each_other_are_never_alive_twice) {
-  Recorder recorder({.ring_bits = 10, .most_rings = 8, .ledger = {}});
+  Recorder recorder({.ring_bits = 10, .small_ring_bits = 10, .most_rings = 8, .ledger = {}});
   constexpr size_t kAddresses = 200;
   std::vector<std::atomic<bool>> taken(kAddresses);
   std::atomic<bool> done{false};
@@ -288,7 +288,7 @@ TEST(Recorder, blocks_that_threads_hand_each_other_are_never_alive_twice) {
   for (unsigned seed = 1; seed <= 4; ++seed) {
     threads.emplace_back([&, seed] {
       std::mt19937_64 random(seed);
-      for (int i = 0; i < 40'000; ++i) {
+      for (int i = 0; i < 80'000; ++i) {
         const size_t at = random() % kAddresses;
         if (taken[at].exchange(true, std::memory_order_acq_rel)) continue;
         recorder.write(now(recorder, EventKind::kAlloc, 64 * (at + 1), 8));
