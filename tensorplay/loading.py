@@ -695,7 +695,7 @@ class ModelState:
     @functools.cached_property
     def mixtures(self) -> list[Mixture]:
         """Modules with plain tensors among their DTensors."""
-        return mixtures_of(self.modules)
+        return mixtures_of(self.modules, lambda: self.sharding)
 
     @functools.cached_property
     def parameter_bytes(self) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tensorplay._native import C  # before torch: it says in one line what to do where torch does not import
@@ -11,7 +11,7 @@ from tensorplay._native import C  # before torch: it says in one line what to do
 import torch
 from torch import nn
 
-from tensorplay.bodies import is_torchs_own, placements_of, sharding_states
+from tensorplay.bodies import ShardingState, is_torchs_own, placements_of
 from tensorplay.classes import class_name, derives, mro, namespace
 from tensorplay.layers import WRAPPERS
 from tensorplay.modules import Modules, Slot
@@ -55,7 +55,7 @@ def name_in(slot: Slot) -> str:
     return slot.key.rpartition(".")[2]
 
 
-def mixtures_of(modules: Sequence[Modules]) -> list[Mixture]:
+def mixtures_of(modules: Sequence[Modules], sharding: Callable[[], Iterable[ShardingState]]) -> list[Mixture]:
     """Find the modules in whose own tables plain tensors stand among DTensors, each once.
 
     What becomes plain before forward is neither: DTensors that fully_shard() of torch or of another library gathers,
@@ -76,7 +76,7 @@ def mixtures_of(modules: Sequence[Modules]) -> list[Mixture]:
             path, module = one.module_of(slots[0])
             if id(module) in found:
                 continue
-            gathering = gathering or _Gathering(modules)
+            gathering = gathering or _Gathering(sharding())
             distributed = [
                 known
                 for known in distributed
@@ -110,9 +110,9 @@ def _is_property(module: Any, slot: Slot) -> bool:
 class _Gathering:
     """Which registered DTensors are put aside for plain tensors before forward."""
 
-    def __init__(self, modules: Sequence[Modules]) -> None:
+    def __init__(self, sharding: Iterable[ShardingState]) -> None:
         self._distributed_again: dict[tuple[int, str], bool] = {}
-        for one in sharding_states(modules):
+        for one in sharding:
             # Under tensor parallelism it was a DTensor before, and is gathered to one.
             again = C.own_value(one.state, "is_dtensor") is True
             for place in _places_of(C.own_value(one.state, "_module_info")):

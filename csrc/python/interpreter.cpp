@@ -2,21 +2,13 @@
 #define Py_BUILD_CORE_MODULE 1
 #include "interpreter.h"
 
-#include <frameobject.h>
 #include <internal/pycore_gc.h>
-
-#include "type_cache.h"
-#if PY_VERSION_HEX >= 0x030B0000
-#include <internal/pycore_code.h>
-#include <internal/pycore_frame.h>
-#endif
 
 #include <cstddef>
 #include <cstdint>
 
-#if PY_VERSION_HEX < 0x030A0000 || PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
-#error "tensorplay reads the heap of CPython 3.10 to 3.13 with a GIL"
-#endif
+#include "../frames.h"
+#include "type_cache.h"
 
 namespace tensorplay::python {
 namespace {
@@ -112,35 +104,8 @@ void add_namespace(PyObject* locals, PyObject* globals, FrameLocals& frame) {
 }
 
 #if PY_VERSION_HEX >= 0x030B0000
-using Frame = _PyInterpreterFrame;
-
-// Null for the entries that stand for C code.
-PyCodeObject* code_of(Frame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* code = frame->f_executable;
-#else
-  PyObject* code = reinterpret_cast<PyObject*>(frame->f_code);
-#endif
-  return code != nullptr && PyCode_Check(code) ? reinterpret_cast<PyCodeObject*>(code) : nullptr;
-}
-
 bool is_complete(Frame* frame) {
-#if PY_VERSION_HEX >= 0x030C0000
-  if (frame->owner == FRAME_OWNED_BY_CSTACK) return false;
-#endif
-  return code_of(frame) != nullptr && !_PyFrame_IsIncomplete(frame);
-}
-
-Frame* innermost(PyThreadState* thread) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return thread->current_frame;
-#else
-  return thread->cframe == nullptr ? nullptr : thread->cframe->current_frame;
-#endif
-}
-
-Frame* caller_of(Frame* frame) {
-  return frame->previous;
+  return !is_of_c(frame) && code_of(frame) != nullptr && !_PyFrame_IsIncomplete(frame);
 }
 
 int line_of(Frame* frame) {
@@ -204,22 +169,8 @@ Frame* frame_of(PyObject* generator) {
   return found->gi_frame_state < FRAME_COMPLETED ? reinterpret_cast<Frame*>(found->gi_iframe) : nullptr;
 }
 #else
-using Frame = PyFrameObject;
-
-PyCodeObject* code_of(Frame* frame) {
-  return frame->f_code;
-}
-
 bool is_complete(Frame*) {
   return true;
-}
-
-Frame* innermost(PyThreadState* thread) {
-  return thread->frame;
-}
-
-Frame* caller_of(Frame* frame) {
-  return frame->f_back;
 }
 
 int line_of(Frame* frame) {

@@ -22,10 +22,8 @@ using track::OriginTotals;
 // Calls with the ledger. Without the GIL: a thread that reads it may be waiting for that.
 template <class Use>
 auto read_ledger(Use use) {
-  PyThreadState* state = PyEval_SaveThread();
-  auto answer = track::process_recorder().with_ledger(use);
-  PyEval_RestoreThread(state);
-  return answer;
+  const WithoutGil released;
+  return track::process_recorder().with_ledger(use);
 }
 
 bool put(PyObject* dict, const char* name, uint64_t value) {
@@ -49,9 +47,10 @@ PyObject* track_start(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 PyObject* track_stop(PyObject*, PyObject*) {
-  PyThreadState* state = PyEval_SaveThread();
-  track::stop_watching();
-  PyEval_RestoreThread(state);
+  {
+    const WithoutGil released;
+    track::stop_watching();
+  }
   return none();
 }
 

@@ -1,7 +1,6 @@
 // From an address to a plain value: one block of memory, which grows up to a limit that is said beforehand.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "event.h"
+
 namespace tensorplay::track {
 
 struct Context {
@@ -14,5 +16,17 @@ struct Context {
 // Of plain data, so that it is there as long as its thread is, also while the thread's other data is being
 // destroyed.
 extern thread_local Context this_context;
+
+// What happened to the memory at an address, while a thread did what `context` says.
+inline Event event_of(EventKind kind, uint64_t time, const void* memory, uint64_t nbytes, Context context) {
+  return {.time = time,
+          .address = reinterpret_cast<uint64_t>(memory),
+          .nbytes = nbytes,
+          .duration = 0,
+          .site = context.site,
+          .op = context.op,
+          .kind = kind,
+          .places = 0};
+}
 
 }  // namespace tensorplay::track

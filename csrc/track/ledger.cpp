@@ -1,5 +1,6 @@
 #include "ledger.h"
 
+#include <algorithm>
 #include <bit>
 
 namespace tensorplay::track {

@@ -163,26 +163,15 @@ class Call {
     each_tensor(result, [&](const c10::TensorImpl& impl) {
       const void* memory = memory_of(impl);
       if (memory == source_ && memory != nullptr) return;
-      recorder_.write({.time = now,
-                       .address = reinterpret_cast<uint64_t>(memory),
-                       .nbytes = nbytes_of(impl),
-                       .duration = now - began_,
-                       .site = here_.site,
-                       .op = here_.op,
-                       .kind = EventKind::kCopy,
-                       .places = places_of(from_, place_of(impl))});
+      Event event = event_of(EventKind::kCopy, now, memory, nbytes_of(impl), here_);
+      event.duration = now - began_;
+      event.places = places_of(from_, place_of(impl));
+      recorder_.write(event);
     });
   }
 
   void write(EventKind kind, uint64_t now, const void* memory, uint64_t nbytes) {
-    recorder_.write({.time = now,
-                     .address = reinterpret_cast<uint64_t>(memory),
-                     .nbytes = nbytes,
-                     .duration = 0,
-                     .site = here_.site,
-                     .op = here_.op,
-                     .kind = kind,
-                     .places = 0});
+    recorder_.write(event_of(kind, now, memory, nbytes, here_));
   }
 
   Recorder& recorder_;

@@ -18,22 +18,11 @@ std::atomic<Recorder*> watcher{nullptr};
 c10::Allocator* inner = nullptr;
 c10::DeleterFnPtr inner_delete = nullptr;
 
-Event event_of(const Recorder& recorder, EventKind kind, const void* block, size_t nbytes) {
-  return {.time = recorder.ticks(),
-          .address = reinterpret_cast<uint64_t>(block),
-          .nbytes = nbytes,
-          .duration = 0,
-          .site = this_context.site,
-          .op = this_context.op,
-          .kind = kind,
-          .places = 0};
-}
-
 // Told before the memory goes: whoever gets the address next tells so afterwards.
 void tell_and_delete(void* block) {
   if (block != nullptr) {
     if (Recorder* recorder = watcher.load(std::memory_order_acquire)) {
-      recorder->write(event_of(*recorder, EventKind::kFree, block, 0));
+      recorder->write(event_of(EventKind::kFree, recorder->ticks(), block, 0, this_context));
     }
   }
   inner_delete(block);
@@ -61,7 +50,7 @@ class Shim final : public c10::Allocator {
     arm_this_thread();
     const void* block = data.get();
     if (block == nullptr || !data.compare_exchange_deleter(inner_delete, &tell_and_delete)) return;
-    recorder.write(event_of(recorder, EventKind::kAlloc, block, nbytes));
+    recorder.write(event_of(EventKind::kAlloc, recorder.ticks(), block, nbytes, this_context));
   }
 };
 

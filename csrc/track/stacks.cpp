@@ -2,21 +2,12 @@
 #define Py_BUILD_CORE_MODULE 1
 #include <Python.h>
 // Python.h comes first.
-#include <frameobject.h>
-#if PY_VERSION_HEX >= 0x030B0000
-#include <internal/pycore_code.h>
-#include <internal/pycore_frame.h>
-#endif
-
 #include <algorithm>
 #include <atomic>
 #include <unordered_map>
 
+#include "../frames.h"
 #include "stacks.h"
-
-#if PY_VERSION_HEX < 0x030A0000 || PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
-#error "tensorplay reads the frames of CPython 3.10 to 3.13 with a GIL"
-#endif
 
 namespace tensorplay::track {
 namespace {
@@ -35,37 +26,6 @@ Pinned& pinned() {
 }
 
 #if PY_VERSION_HEX >= 0x030B0000
-using Frame = _PyInterpreterFrame;
-
-Frame* innermost(PyThreadState* thread) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return thread->current_frame;
-#else
-  return thread->cframe == nullptr ? nullptr : thread->cframe->current_frame;
-#endif
-}
-
-Frame* caller_of(Frame* frame) {
-  return frame->previous;
-}
-
-bool is_of_c(Frame* frame) {
-#if PY_VERSION_HEX >= 0x030C0000
-  return frame->owner == FRAME_OWNED_BY_CSTACK;
-#else
-  (void)frame;
-  return false;
-#endif
-}
-
-PyCodeObject* code_of(Frame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return reinterpret_cast<PyCodeObject*>(frame->f_executable);
-#else
-  return frame->f_code;
-#endif
-}
-
 uint64_t word_of(Frame* frame) {
 #if PY_VERSION_HEX >= 0x030D0000
   return reinterpret_cast<uint64_t>(frame->instr_ptr);
@@ -79,24 +39,6 @@ int line_of(PyCodeObject* code, uint64_t word) {
   return PyCode_Addr2Line(code, offset);
 }
 #else
-using Frame = PyFrameObject;
-
-Frame* innermost(PyThreadState* thread) {
-  return thread->frame;
-}
-
-Frame* caller_of(Frame* frame) {
-  return frame->f_back;
-}
-
-bool is_of_c(Frame*) {
-  return false;
-}
-
-PyCodeObject* code_of(Frame* frame) {
-  return frame->f_code;
-}
-
 // Objects lie at multiples of 16, addresses of users have 47 bits.
 uint64_t word_of(Frame* frame) {
   return reinterpret_cast<uint64_t>(frame->f_code) | static_cast<uint64_t>(frame->f_lasti) << 48;
@@ -131,7 +73,7 @@ uint32_t add(PyThreadState* thread, const StackKey& key, int most) {
       PyCodeObject*& code = pinned().code_of[word_of(frame)];
       if (code == nullptr) {
         code = code_of(frame);
-        Py_INCREF(code);
+        Py_XINCREF(code);  // null for what is no code: nobody asks for its line
       }
     });
   });

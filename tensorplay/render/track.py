@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tensorplay.layers import LifetimeRange, TrackedSite, TrackSummary
 from tensorplay.render.parts import Phrase, Table
@@ -49,49 +49,45 @@ def _rows(found: TrackSummary) -> Iterator[tuple[str, str]]:
 
 def _sites(found: TrackSummary) -> Iterator[Table]:
     made = [site for site in found.sites if site.allocs]
-    if made:
-        yield Table(
-            ("made by", "where", "blocks", "bytes", "alive", "at the peak"),
-            tuple(
-                (
-                    f"{site.op or 'no operator'}{' (backward)' if site.backward else ''}",
-                    site.where,
-                    f"{site.allocs:,}",
-                    bytes_text(site.alloc_nbytes),
-                    bytes_text(site.live_nbytes),
-                    bytes_text(site.nbytes_at_peak),
-                )
-                for site in made[:_MOST_SITES]
-            ),
-            numbers=_NUMBERS,
-            rest=_more(made, "report.sites has all"),
-        )
+    yield from _by_line(
+        made,
+        ("made by", "where", "blocks", "bytes", "alive", "at the peak"),
+        lambda site: (
+            f"{site.allocs:,}",
+            bytes_text(site.alloc_nbytes),
+            bytes_text(site.live_nbytes),
+            bytes_text(site.nbytes_at_peak),
+        ),
+    )
 
 
 def _copies(found: TrackSummary) -> Iterator[Table]:
     copying = sorted((site for site in found.sites if site.copies), key=lambda site: -site.copying_seconds)
-    if copying:
-        yield Table(
-            ("copied by", "where", "copies", "copied", "took", "longest"),
-            tuple(
-                (
-                    f"{site.op}{' (backward)' if site.backward else ''}",
-                    site.where,
-                    f"{site.copies:,}",
-                    bytes_text(site.copied_nbytes),
-                    time_text(site.copying_seconds),
-                    time_text(site.longest_copy_seconds),
-                )
-                for site in copying[:_MOST_SITES]
-            ),
-            numbers=_NUMBERS,
-            rest=_more(copying, "report.sites has all"),
-        )
+    yield from _by_line(
+        copying,
+        ("copied by", "where", "copies", "copied", "took", "longest"),
+        lambda site: (
+            f"{site.copies:,}",
+            bytes_text(site.copied_nbytes),
+            time_text(site.copying_seconds),
+            time_text(site.longest_copy_seconds),
+        ),
+    )
 
 
-def _more(sites: Sequence[TrackedSite], where: str) -> str | None:
+def _by_line(
+    sites: Sequence[TrackedSite], headings: tuple[str, ...], figures: Callable[[TrackedSite], tuple[str, ...]]
+) -> Iterator[Table]:
+    """Answer a row for each operator and line, where there is any."""
+    if not sites:
+        return
+    rows = (
+        (f"{site.op or 'no operator'}{' (backward)' if site.backward else ''}", site.where, *figures(site))
+        for site in sites[:_MOST_SITES]
+    )
     left = len(sites) - _MOST_SITES
-    return f"and {left} more: {where}" if left > 0 else None
+    rest = f"and {left} more: report.sites has all" if left > 0 else None
+    yield Table(headings, tuple(rows), numbers=_NUMBERS, rest=rest)
 
 
 def _lifetimes(ranges: Sequence[LifetimeRange]) -> str:
